@@ -1,0 +1,327 @@
+"""What the command line does, as functions: each takes a target and returns what holds or what was done.
+
+    target = Target.find("/opt/venv")
+    result = apply(target, ["nccl-defaults"], profile="pcie-throughput")
+    assert check(target).in_place
+    revert(target)
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from patcher import unidiff
+from patcher.catalog import Catalog, collect
+from patcher.errors import LedgerDamaged, UsageError
+from patcher.ledger import Ledger
+from patcher.manifest import Manifest
+from patcher.patch import NO_PARAMS, Params
+from patcher.survey import PatchStatus, Survey
+from patcher.target import LEDGER, Target
+
+if TYPE_CHECKING:
+    from patcher.ledger import Entry
+    from patcher.plan import Plan, Request
+
+T = TypeVar("T")
+LOCK_TIMEOUT = 60.0
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """A target with the catalog and the ledger that belong to it; `lock_timeout` is in seconds."""
+
+    target: Target
+    catalog: Catalog
+    ledger: Ledger
+    lock_timeout: float = LOCK_TIMEOUT
+
+    @classmethod
+    def of(
+        cls,
+        target: Target,
+        *,
+        patches: Sequence[Path] = (),
+        ledger: Path | None = None,
+        lock_timeout: float = LOCK_TIMEOUT,
+    ) -> Workplace:
+        """The target with the built-in catalog, the patches of more directories, and its own or another ledger."""
+        return cls(target, collect(patches), Ledger(ledger or target.path / LEDGER), lock_timeout)
+
+
+@dataclass(frozen=True)
+class Status:
+    """Every known patch and its state, the digest of what is applied, the ledger's path and branch."""
+
+    target: Target
+    patches: tuple[PatchStatus, ...]
+    digest: str
+    ledger: Path
+    head: str | None
+
+    def __getitem__(self, patch_id: str) -> PatchStatus:
+        return next(one for one in self.patches if one.id == patch_id)
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was checked and whether all of it is in place; `by_name` are the patches that were asked for by name."""
+
+    target: Target
+    patches: tuple[PatchStatus, ...]
+    by_name: frozenset[str]
+
+    @property
+    def missing(self) -> tuple[PatchStatus, ...]:
+        """The patches that are not in place."""
+        return tuple(one for one in self.patches if not one.state.in_place(by_name=one.id in self.by_name))
+
+    @property
+    def in_place(self) -> bool:
+        """Whether everything that was checked is in place."""
+        return not self.missing
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `apply` or `revert` did: the plan, whether it was carried out, the commit that records it.
+
+    `recovered` says what was done about an interrupted operation that was found first.
+    """
+
+    plan: Plan
+    done: bool
+    commit: str | None
+    status: Status
+    recovered: str | None = None
+
+
+def _workplace(target: Target | Workplace) -> Workplace:
+    return target if isinstance(target, Workplace) else Workplace.of(target)
+
+
+def _survey(place: Workplace) -> Survey:
+    return Survey(place.target, place.catalog, place.ledger.manifest())
+
+
+def _consistent(place: Workplace, look: Callable[[Survey], T]) -> T:
+    """What `look` sees on a target that nobody changed meanwhile; it looks again if somebody did.
+
+    Raises LedgerDamaged where an operation was interrupted, or is still running after the lock timeout.
+    """
+    deadline = time.monotonic() + place.lock_timeout
+    while True:
+        head, journal = place.ledger.head(), place.ledger.journal
+        if not journal.exists():
+            seen = look(_survey(place))
+            if place.ledger.head() == head and not journal.exists():
+                return seen
+        elif not place.ledger.busy() and journal.exists():
+            raise LedgerDamaged(
+                "an operation on this target was interrupted", where=str(journal), hint="sglang-patch repair"
+            )
+        if time.monotonic() > deadline:
+            raise LedgerDamaged("another operation on this target does not end", where=str(journal))
+        time.sleep(0.02)
+
+
+def status(target: Target | Workplace) -> Status:
+    """The state of every known patch. It reads only."""
+    place = _workplace(target)
+    return _consistent(place, lambda survey: _status(place, survey))
+
+
+def _status(place: Workplace, survey: Survey) -> Status:
+    return Status(
+        place.target, tuple(survey.statuses()), survey.digest(), place.ledger.path, place.ledger.head()
+    )
+
+
+def check(target: Target | Workplace, ids: Sequence[str] = ()) -> Check:
+    """Whether the named patches are in place, or without names the recorded ones, or without any record the catalog.
+
+    It reads only, and starts nothing. Raises UsageError for an unknown patch.
+    """
+    place = _workplace(target)
+
+    def look(survey: Survey) -> Check:
+        recorded = [one.id for one in survey.manifest.applications]
+        for patch_id in ids:
+            place.catalog.known(patch_id, also=recorded)
+        names = list(dict.fromkeys(ids)) or recorded or list(place.catalog)
+        return Check(place.target, tuple(survey.status(name) for name in names), frozenset(ids))
+
+    return _consistent(place, look)
+
+
+def apply(
+    target: Target | Workplace,
+    ids: Sequence[str] = (),
+    *,
+    profile: str | None = None,
+    overrides: Params = NO_PARAMS,
+    dry_run: bool = False,
+    environ: Mapping[str, str] = os.environ,
+) -> Result:
+    """Put patches in place, all or none; without ids the whole catalog, of which absent patches are skipped.
+
+    A refusal is in the result's plan, not an exception. Raises UsageError for an unknown patch, profile or parameter,
+    and Surroundings where something is in the way.
+    """
+    from patcher.plan import plan_apply
+
+    place = _workplace(target)
+
+    def plan(survey: Survey) -> Plan:
+        return plan_apply(survey, _requests(place, survey.manifest, ids, profile, overrides), environ)
+
+    return _carry_out(place, plan, dry_run=dry_run)
+
+
+def _requests(
+    place: Workplace, manifest: Manifest, ids: Sequence[str], profile: str | None, overrides: Params
+) -> list[Request]:
+    """One request a patch; a profile and parameters go to the one patch that can have them."""
+    from patcher.plan import Request
+
+    for patch_id in ids:
+        place.catalog.known(patch_id, also=[one.id for one in manifest.applications])
+    names = list(dict.fromkeys(ids)) or list(place.catalog)
+    tuned = names if len(ids) == 1 else [name for name in names if place.catalog[name].profiles] if profile or overrides else []
+    if (profile or overrides) and len(tuned) != 1:
+        raise UsageError(
+            "--profile and --set need one patch to go to",
+            found=", ".join(tuned) or "no patch with parameters",
+            hint="name it: sglang-patch apply nccl-defaults --profile NAME",
+        )
+    return [
+        Request(name, profile, overrides, by_name=bool(ids)) if name in tuned else Request(name, by_name=bool(ids))
+        for name in names
+    ]
+
+
+def revert(target: Target | Workplace, ids: Sequence[str] = (), *, dry_run: bool = False) -> Result:
+    """Take patches out, in any order, byte for byte; without ids everything that is recorded.
+
+    A refusal is in the result's plan. Raises UsageError for an unknown patch and Surroundings where something is in the
+    way.
+    """
+    from patcher.plan import plan_revert
+
+    place = _workplace(target)
+
+    def plan(survey: Survey) -> Plan:
+        recorded = [one.id for one in survey.manifest.applications]
+        for patch_id in ids:
+            place.catalog.known(patch_id, also=recorded)
+        return plan_revert(survey, list(dict.fromkeys(ids)) or recorded)
+
+    return _carry_out(place, plan, dry_run=dry_run)
+
+
+def _carry_out(place: Workplace, plan: Callable[[Survey], Plan], *, dry_run: bool) -> Result:
+    """Plan, and if there is something to do: lock, recover, plan again, execute."""
+    from patcher import transaction
+
+    if not place.ledger.journal.exists():
+        survey = _survey(place)
+        planned = plan(survey)
+        if dry_run or not planned.does_something:
+            return Result(planned, done=False, commit=None, status=_status(place, survey))
+        transaction.check_writable(place.target, place.ledger, planned)
+    with transaction.locked(place.target, place.ledger, place.lock_timeout):
+        recovered = transaction.recover(place.target, place.ledger)
+        survey = _survey(place)
+        planned = plan(survey)
+        if dry_run or not planned.does_something:
+            return Result(planned, done=False, commit=None, status=_status(place, survey), recovered=recovered)
+        transaction.check_writable(place.target, place.ledger, planned)
+        commit = transaction.execute(place.target, place.ledger, planned, _message(place, planned), _diffs(planned))
+    return Result(planned, done=True, commit=commit, status=_status(place, _survey(place)), recovered=recovered)
+
+
+def _message(place: Workplace, plan: Plan) -> str:
+    """The commit's message: a subject, one line a file, trailers."""
+    from patcher import __version__
+    from patcher.plan import Action, inserted
+
+    acted = [step for step in plan.steps if step.action not in (Action.KEEP, Action.SKIP)]
+    version = place.target.version
+    lines = [f"{plan.operation} {', '.join(step.id for step in acted)} (SGLang {version})", ""]
+    source = plan.after if plan.operation == "apply" else plan.before
+    for step in acted:
+        application = source.application(step.id)
+        for file in application.files if application else ():
+            count = inserted(file.hunks)
+            lines.append(f"{file.path}: {count:+d} lines, {step.id}" if plan.operation == "apply" else f"{file.path}: {step.id}")
+    lines += ["", f"Operation: {plan.operation}"]
+    for step in acted:
+        application = source.application(step.id)
+        profile = f" profile {application.profile}" if application and application.profile else ""
+        revision = application.revision if application else step.status.revision
+        lines.append(f"Patch: {step.id} revision {revision}{profile} ({step.action}, was {step.status.state})")
+    lines += [f"SGLang-Version: {version}", f"Target: {place.target.path}", f"Target-Kind: {place.target.kind}"]
+    return "\n".join([*lines, f"Tool: sglang-patch {__version__}"]) + "\n"
+
+
+def _diffs(plan: Plan) -> dict[str, str]:
+    """Each patch of the record afterwards as one unified diff."""
+    from patcher.hunks import take_out_found
+
+    new = {change.path: change.new for change in plan.changes}
+    found: dict[str, str] = {}
+    for application in plan.after.applications:
+        parts = [
+            unidiff.unified(file.path, take_out_found(new[file.path], file.hunks), new[file.path])
+            for file in application.files
+            if file.path in new
+        ]
+        if any(parts):
+            found[application.id] = "".join(parts)
+    return found
+
+
+def diff(target: Target | Workplace, ids: Sequence[str] = ()) -> str:
+    """What is changed on the target, as one unified diff; with ids, by those patches.
+
+    A patch that drifted shows what was edited since it was applied. Raises UsageError for an unknown patch.
+    """
+    place = _workplace(target)
+
+    def look(survey: Survey) -> str:
+        recorded = [one.id for one in survey.manifest.applications]
+        for patch_id in ids:
+            place.catalog.known(patch_id, also=recorded)
+        return "".join(_file_diff(place, survey, record.path, ids) for record in survey.manifest.files)
+
+    return _consistent(place, look)
+
+
+def _file_diff(place: Workplace, survey: Survey, path: str, ids: Sequence[str]) -> str:
+    from patcher.hunks import take_out_found
+
+    now = survey.text(path)
+    asked = [one for one in survey.manifest.applications if one.hunks_in(path) and (not ids or one.id in ids)]
+    without = now
+    for one in reversed(asked):
+        without = None if without is None else take_out_found(without, one.hunks_in(path))
+    shown = unidiff.unified(path, without, now)
+    head = place.ledger.head()
+    if head is not None and any(one.id not in survey.whole for one in asked):
+        shown += unidiff.unified(path, place.ledger.blob(head, f"patched/{path}"), now)
+    return shown
+
+
+def log(target: Target | Workplace) -> list[Entry]:
+    """The ledger's operations, newest first."""
+    return list(_workplace(target).ledger.history())
+
+
+def preview(plan: Plan) -> str:
+    """What a plan would change, as a unified diff."""
+    return "".join(unidiff.unified(change.path, change.old, change.new) for change in plan.changes)

@@ -1,0 +1,139 @@
+"""Collect patches: the built-in ones, those of directories that were named, and those of installed packages."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+
+from patcher.errors import UsageError
+from patcher.patch import Patch, did_you_mean
+
+# In the order in which they are applied.
+BUILT_IN = ("patches.nccl_defaults", "patches.kimi_k25_eagle3")
+ENTRY_POINTS = "sglang_patch.patches"
+_ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+
+
+class Catalog(Mapping[str, Patch]):
+    """Patches by id, in the order in which they are applied."""
+
+    def __init__(self, patches: Sequence[Patch]) -> None:
+        self._patches: dict[str, Patch] = {}
+        for patch in patches:
+            if not _ID.fullmatch(patch.id):
+                raise UsageError(f"{patch.id!r} is no patch id", expected="lower-case words and digits joined by '-'")
+            if patch.id in self._patches:
+                raise UsageError(f"two patches are called {patch.id}", hint="rename one of them")
+            self._patches[patch.id] = patch
+
+    def __getitem__(self, patch_id: str) -> Patch:
+        return self._patches[patch_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._patches)
+
+    def __len__(self) -> int:
+        return len(self._patches)
+
+    def known(self, patch_id: str, *, also: Sequence[str] = ()) -> str:
+        """The id itself; raises UsageError, naming the near misses, if neither the catalog nor `also` has it."""
+        if patch_id not in self._patches and patch_id not in also:
+            names = [*self._patches, *(name for name in also if name not in self._patches)]
+            raise UsageError(
+                f"there is no patch {patch_id!r}{did_you_mean(patch_id, names)}",
+                expected=f"one of: {', '.join(names)}",
+                hint="sglang-patch list",
+            )
+        return patch_id
+
+
+def collect(directories: Sequence[Path] = ()) -> Catalog:
+    """The built-in patches, then those of installed packages (entry points), then those of the directories, by name.
+
+    Code is loaded from nowhere else. Raises UsageError for a directory or a file that holds no patch.
+    """
+    modules = [importlib.import_module(name) for name in BUILT_IN]
+    patches = [patch for module in modules for patch in _patches_of(module, module.__name__)]
+    patches += _from_entry_points()
+    for directory in directories:
+        patches += _from_directory(directory)
+    return Catalog(patches)
+
+
+def _patches_of(module: ModuleType, where: str) -> list[Patch]:
+    """The patches of one module: `PATCH`, or `PATCHES` for several."""
+    declared = getattr(module, "PATCHES", None)
+    found = list(declared) if declared is not None else [getattr(module, "PATCH", None)]
+    if not all(isinstance(patch, Patch) for patch in found):
+        raise UsageError("it declares no patch", where=where, expected="PATCH = Patch(...)", hint="see docs/authoring.md")
+    return found
+
+
+def _from_entry_points() -> list[Patch]:
+    if not _has_entry_points():
+        return []
+    from importlib.metadata import entry_points
+
+    patches: list[Patch] = []
+    for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
+        module = point.load()
+        patches += _patches_of(module, f"entry point {point.name} = {point.value}")
+    return patches
+
+
+def _has_entry_points() -> bool:
+    """Whether any installed package names our entry point group; reading all their metadata properly takes longer."""
+    group = f"[{ENTRY_POINTS}]".encode()
+    for folder in map(Path, sys.path):
+        if folder.is_dir():
+            for path in folder.glob("*.dist-info/entry_points.txt"):
+                try:
+                    if group in path.read_bytes():
+                        return True
+                except OSError:
+                    continue
+    return False
+
+
+def _from_directory(directory: Path) -> list[Patch]:
+    if not directory.is_dir():
+        raise UsageError("there is no such directory of patches", where=str(directory), hint="check --patches")
+    files = sorted(path for path in directory.glob("*.py") if not path.name.startswith(("_", ".")))
+    if not files:
+        raise UsageError("no patch file in it", where=str(directory), expected="*.py files, each with PATCH = Patch(...)")
+    return [patch for path in files for patch in _patches_of(_load(path), str(path))]
+
+
+def _load(path: Path) -> ModuleType:
+    """Run a patch file that the user named, under a module name of its own."""
+    name = f"sglang_patch_file_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError("it cannot be loaded as Python", where=str(path))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UsageError(
+            f"this patch file fails when it is loaded: {type(error).__name__}: {error}", where=_raised_at(path, error)
+        ) from error
+    return module
+
+
+def _raised_at(path: Path, error: Exception) -> str:
+    """The path, with the line of the file at which the error arose if it is known."""
+    if isinstance(error, SyntaxError):
+        return f"{path}:{error.lineno}"
+    trace, line = error.__traceback__, None
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return f"{path}:{line}" if line else str(path)

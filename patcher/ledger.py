@@ -1,0 +1,271 @@
+"""The ledger: a bare git repository that records what is applied to one target, and every byte needed to undo it.
+
+Each operation is one commit. Its tree holds the manifest, the base bytes and the patched bytes of every patched file, the
+bytes that the operation replaced, and each patch as a diff; its message says what was done to which SGLang. Objects are
+written through GitPython's object database and are on disk before `advance` moves the branch, by compare-and-swap.
+
+Reading what is applied needs no git: a copy of the manifest lies beside the objects, with the commit that it belongs to.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from patcher import git
+from patcher.errors import LedgerDamaged, NotPermitted
+from patcher.files import fsync_directory, readable_like, replace_file
+from patcher.manifest import EMPTY, Manifest, from_json
+
+if TYPE_CHECKING:
+    from git import Repo
+    from git.objects import Commit
+
+BRANCH = "refs/heads/main"
+NULL = "0" * 40
+COPY = "manifest.json"
+_IDENTITY = "sglang-patch <sglang-patch@localhost>"
+# The bytes are in the tree to be restored, the diffs to be read: `git log -p` shows the latter.
+_ATTRIBUTES = "base/** -diff\npatched/** -diff\nreplaced/** -diff\nmanifest.json -diff\n"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One operation of the history, newest first: commit, time (seconds since the epoch), subject, trailers, patches."""
+
+    commit: str
+    time: int
+    subject: str
+    trailers: tuple[tuple[str, str], ...]
+
+    def all(self, name: str) -> list[str]:
+        """The values of the trailers of one name."""
+        return [value for key, value in self.trailers if key == name]
+
+
+class Ledger:
+    """The ledger in one directory, which need not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def journal(self) -> Path:
+        """The journal of an operation that has not ended; it is running or was interrupted."""
+        return self.path / "journal.json"
+
+    @property
+    def lock(self) -> Path:
+        """The file that whoever changes the target holds a lock on."""
+        return self.path / "lock"
+
+    def busy(self) -> bool:
+        """Whether somebody holds the lock; asking changes nothing."""
+        try:
+            descriptor = os.open(self.lock, os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def head(self) -> str | None:
+        """The commit that the branch is at, or None for a ledger without any; read without git."""
+        try:
+            return (self.path / BRANCH).read_text("ascii").strip() or None
+        except (FileNotFoundError, NotADirectoryError):
+            return self._packed_head()
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def _packed_head(self) -> str | None:
+        try:
+            lines = (self.path / "packed-refs").read_text("ascii").splitlines()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise self._unreadable(error) from error
+        return next((line.split()[0] for line in lines if line.endswith(f" {BRANCH}")), None)
+
+    def manifest(self) -> Manifest:
+        """What the ledger says is applied: from the copy if it is the branch's, else from the branch's commit."""
+        head = self.head()
+        if head is None:
+            return EMPTY
+        try:
+            first, _, rest = (self.path / COPY).read_bytes().partition(b"\n")
+            if json.loads(first) == {"commit": head}:
+                return from_json(rest, str(self.path / COPY))
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            pass  # the commit has it
+        except OSError as error:
+            raise self._unreadable(error) from error
+        return from_json(self.blob(head, COPY), f"{self.path} {head[:12]}:{COPY}")
+
+    def _unreadable(self, error: OSError) -> NotPermitted:
+        return NotPermitted(
+            f"cannot read the ledger: {error.strerror}",
+            where=str(error.filename or self.path),
+            hint="run as a user that may read it",
+        )
+
+    def blob(self, commit: str, path: str) -> bytes:
+        """The bytes of a file in a commit's tree; raises LedgerDamaged where it is missing."""
+        with self._damage_named():
+            found = self._repo().commit(commit).tree / path
+            return bytes(found.data_stream.read())
+
+    def history(self) -> Iterator[Entry]:
+        """Every operation, newest first."""
+        head = self.head()
+        with self._damage_named():
+            commit: Commit | None = self._repo().commit(head) if head else None
+            while commit is not None:
+                yield _entry(commit)
+                commit = commit.parents[0] if commit.parents else None
+
+    def create(self, like: Path) -> None:
+        """Make the repository where there is none, as readable as the directory `like` is."""
+        if (self.path / "HEAD").is_file() and (self.path / "objects").is_dir():
+            return
+        git.must("init", "--quiet", "--bare", "--template=", self.path)
+        (self.path / "HEAD").write_text(f"ref: {BRANCH}\n", "ascii")
+        git.must("--git-dir", self.path, "config", "gc.auto", "0")
+        (self.path / "info").mkdir(exist_ok=True)
+        (self.path / "info" / "attributes").write_text(_ATTRIBUTES, "ascii")
+        (self.path / "description").write_text("sglang-patch ledger: git log -p reads well here\n", "ascii")
+        for path in (self.path, *self.path.rglob("*")):
+            readable_like(path, like)
+
+    def store(self, manifest: Manifest, files: Mapping[str, bytes], message: str) -> str:
+        """Write one operation's commit on top of the branch, all objects fsynced; the branch does not move yet.
+
+        `files` are the tree's files beside the manifest, by path. Returns the commit's name.
+        """
+        database = self._repo().odb
+        written: list[bytes] = []
+
+        def put(kind: bytes, data: bytes) -> bytes:
+            from gitdb import IStream
+
+            sha = bytes(database.store(IStream(kind, len(data), BytesIO(data))).binsha)
+            written.append(sha)
+            return sha
+
+        with self._damage_named():
+            tree = _put_tree(put, {**files, COPY: manifest.to_json().encode()})
+            head, now = self.head(), int(time.time())
+            lines = [f"tree {tree.hex()}", *([f"parent {head}"] if head else [])]
+            lines += [f"author {_IDENTITY} {now} +0000", f"committer {_IDENTITY} {now} +0000", "", message]
+            commit = put(b"commit", "\n".join(lines).encode("utf-8", "surrogateescape"))
+        for sha in dict.fromkeys(written):
+            self._fsync_object(sha.hex())
+        return commit.hex()
+
+    def _fsync_object(self, name: str) -> None:
+        path = self.path / "objects" / name[:2] / name[2:]
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            return  # in a pack since an earlier operation
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        readable_like(path.parent, self.path)
+        readable_like(path, self.path)
+        fsync_directory(path.parent)
+
+    def advance(self, old: str | None, new: str, message: str) -> None:
+        """Move the branch from `old` to `new`; raises LedgerDamaged if it is not at `old` any more."""
+        git.must("--git-dir", self.path, "update-ref", "-m", message, BRANCH, new, old or NULL)
+        readable_like((self.path / BRANCH).parent, self.path)
+        readable_like(self.path / BRANCH, self.path)
+        fsync_directory((self.path / BRANCH).parent)
+
+    def copy_manifest(self) -> None:
+        """Bring the copy of the manifest up to the branch."""
+        head = self.head()
+        if head is not None:
+            replace_file(self.path / COPY, json.dumps({"commit": head}).encode() + b"\n" + self.blob(head, COPY))
+            readable_like(self.path / COPY, self.path)
+
+    def _repo(self) -> Repo:
+        os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # reading must work where there is no git command
+        from git import GitDB, Repo
+
+        return Repo(self.path, odbt=GitDB)
+
+    def _damage_named(self) -> _DamageNamed:
+        return _DamageNamed(self.path)
+
+
+class _DamageNamed:
+    """Turns what GitPython and gitdb raise on a damaged repository into LedgerDamaged."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if error is None or not isinstance(error, Exception) or isinstance(error, LedgerDamaged):
+            return
+        from git.exc import GitError
+        from gitdb.exc import ODBError
+
+        if isinstance(error, PermissionError):
+            raise NotPermitted(
+                f"cannot use the ledger: {error.strerror}", where=str(error.filename or self._path), hint="run as its owner"
+            ) from error
+        if isinstance(error, ODBError | GitError | ValueError | KeyError | OSError | IndexError):
+            raise LedgerDamaged(
+                "the ledger is damaged",
+                where=str(self._path),
+                found=f"{type(error).__name__}: {error}",
+                hint="sglang-patch repair",
+            ) from error
+
+
+def _put_tree(put: Any, files: Mapping[str, bytes]) -> bytes:
+    """Store files, by path, as nested trees; returns the tree's name."""
+    folders: dict[str, dict[str, bytes]] = {}
+    entries: list[tuple[bytes, int, str]] = []
+    from git.objects.fun import tree_to_stream
+
+    for path, data in files.items():
+        first, _, rest = path.partition("/")
+        if rest:
+            folders.setdefault(first, {})[rest] = data
+        else:
+            entries.append((put(b"blob", data), 0o100644, first))
+    entries += [(_put_tree(put, inside), 0o040000, name) for name, inside in folders.items()]
+    # git sorts a directory as if its name ended in a slash
+    entries.sort(key=lambda entry: entry[2] + ("/" if entry[1] == 0o040000 else ""))
+    stream = BytesIO()
+    tree_to_stream(entries, stream.write)
+    return bytes(put(b"tree", stream.getvalue()))
+
+
+def _entry(commit: Commit) -> Entry:
+    message = commit.message if isinstance(commit.message, str) else commit.message.decode("utf-8", "replace")
+    lines = message.strip().splitlines()
+    trailers = []
+    for line in reversed(lines):
+        name, colon, value = line.partition(": ")
+        if not colon or " " in name:
+            break
+        trailers.append((name, value))
+    return Entry(commit.hexsha, commit.committed_date, lines[0] if lines else "", tuple(reversed(trailers)))

@@ -1,0 +1,117 @@
+"""One Python file as bytes and as a LibCST module, whichever is asked for."""
+
+from __future__ import annotations
+
+import ast
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import libcst as cst
+
+
+class Unparsable(ValueError):
+    """LibCST cannot read this file, or not without changing it."""
+
+    def __init__(self, reason: str, line: int | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.line = line
+
+
+class Source:
+    """A file of the target, read-only: its path relative to the package, its bytes, its syntax tree.
+
+    It is made from bytes or from a module; the other side is computed when asked for, once. A chain of transforms
+    therefore parses a file once.
+    """
+
+    def __init__(self, path: str, data: bytes | None = None, module: cst.Module | None = None) -> None:
+        if (data is None) == (module is None):
+            raise TypeError("a Source is made from data or from a module")
+        self.path = path
+        if data is not None:
+            self.data = data
+        if module is not None:
+            self.module = module
+
+    def with_module(self, module: cst.Module) -> Source:
+        """The same file with other contents."""
+        return Source(self.path, module=module)
+
+    @cached_property
+    def data(self) -> bytes:
+        """The file's bytes, encoded as the file says, with its byte order mark if it has one."""
+        return self.module.bytes
+
+    @cached_property
+    def module(self) -> cst.Module:
+        """The file's syntax tree.
+
+        Raises Unparsable where LibCST cannot read the file, or would not give back the very bytes that it read.
+        """
+        import libcst as cst
+
+        try:
+            module = cst.parse_module(self.data)
+        except cst.ParserSyntaxError as error:
+            raise Unparsable(_why_unparsable(self.data, error.message), _line(error)) from error
+        except (UnicodeDecodeError, LookupError, SyntaxError, ValueError, RecursionError) as error:
+            raise Unparsable(_why_unparsable(self.data, str(error) or type(error).__name__)) from error
+        if module.bytes != self.data:
+            raise Unparsable("its line endings or encoding would not survive a rewrite (a lone carriage return?)")
+        return module
+
+
+def _line(error: cst.ParserSyntaxError) -> int | None:
+    return error.raw_line if error.raw_line > 0 else None
+
+
+def _why_unparsable(data: bytes, message: str) -> str:
+    """One sentence; where Python itself can parse the file, it names the LibCST that cannot."""
+    if parses(data):
+        from importlib.metadata import version
+
+        return f"LibCST {version('libcst')} cannot parse it, although Python can ({message}); a newer LibCST may"
+    return f"it is not valid Python ({message})"
+
+
+def parses(data: bytes) -> bool:
+    """Whether the running Python can parse these bytes."""
+    return syntax(data) is not None
+
+
+def syntax(data: bytes) -> ast.Module | None:
+    """The standard library's syntax tree of these bytes, or None if they do not parse."""
+    import warnings
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(data)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def scope_at(tree: ast.Module | None, line: int) -> str:
+    """The dotted name of the innermost class or function around a line (from 1), "" at module level."""
+    names: list[str] = []
+    body: list[ast.stmt] = tree.body if tree else []
+    while True:
+        inner = next((node for node in _definitions(body) if node.lineno <= line <= (node.end_lineno or 0)), None)
+        if inner is None:
+            return ".".join(names)
+        names.append(inner.name)
+        body = inner.body
+
+
+def _definitions(body: list[ast.stmt]) -> list[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    found: list[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef] = []
+    pending: list[ast.AST] = list(body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            found.append(node)
+        elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
+            pending.extend(ast.iter_child_nodes(node))
+    return found

@@ -1,0 +1,326 @@
+"""What the bytes of a target say about each patch. Nothing here writes, and nothing trusts the ledger alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from patcher.errors import UsageError
+from patcher.hunks import Hunk, find, line_of, take_out
+from patcher.manifest import Application, FileRecord, Manifest, digest, sha256
+from patcher.patch import NO_PARAMS, Edit, Finding, Outcome, Params, Patch, Rewritten, State
+from patcher.pristine import Oracle
+from patcher.source import Source, Unparsable
+from patcher.target import Target
+
+
+@dataclass(frozen=True)
+class PatchStatus:
+    """One patch on one target.
+
+    `revision`, `profile` and `params` are what is applied, or for a patch that is not, what would be. `reason` is one
+    sentence; `where` a path of the target with a line; `expected` and `found` the texts that differ. `files` are the
+    patched files with the sha256 (hexadecimal) of their bytes now.
+    """
+
+    id: str
+    state: State
+    revision: int
+    summary: str
+    profile: str | None = None
+    params: Params = field(default_factory=dict)
+    reason: str | None = None
+    where: str | None = None
+    expected: str | None = None
+    found: str | None = None
+    hint: str | None = None
+    files: tuple[tuple[str, str], ...] = ()
+
+
+REPAIR = "sglang-patch repair"
+
+
+def marker(patch_id: str) -> str:
+    """The text that a comment in patched source names its patch with."""
+    return f"sglang-patch: {patch_id}"
+
+
+class Survey:
+    """A target's files, read at most once, judged against a catalog and what the ledger says."""
+
+    def __init__(self, target: Target, catalog: Mapping[str, Patch], manifest: Manifest) -> None:
+        self.target = target
+        self.catalog = catalog
+        self.manifest = manifest
+        self._texts: dict[str, bytes | None] = {}
+        self._sources: dict[str, Source] = {}
+
+    def text(self, path: str) -> bytes | None:
+        """The bytes of a file now, or None where there is none."""
+        if path not in self._texts:
+            self._texts[path] = self.target.read(path)
+        return self._texts[path]
+
+    def source(self, path: str) -> Source:
+        """A file that exists, as it is now, parsed at most once."""
+        if path not in self._sources:
+            self._sources[path] = Source(path, self.text(path) or b"")
+        return self._sources[path]
+
+    def as_recorded(self, path: str) -> bool:
+        """Whether a file has the very bytes that were last written to it, with every recorded patch in it whole."""
+        record, data = self.manifest.file(path), self.text(path)
+        return record is not None and data is not None and sha256(data) == record.sha256
+
+    @cached_property
+    def oracle(self) -> Oracle:
+        """What upstream shipped."""
+        return Oracle(self.target)
+
+    def names(self) -> list[str]:
+        """Every patch that the catalog or the ledger knows: the catalog's order, then the ledger's."""
+        return [*self.catalog, *(one.id for one in self.manifest.applications if one.id not in self.catalog)]
+
+    def statuses(self) -> list[PatchStatus]:
+        """The state of every known patch."""
+        return [self.status(patch_id) for patch_id in self.names()]
+
+    def status(self, patch_id: str, params: Params | None = None) -> PatchStatus:
+        """The state of one patch; with `params`, of that patch as it would be with them."""
+        application, patch = self.manifest.application(patch_id), self.catalog.get(patch_id)
+        if application is None:
+            if patch is None:
+                raise KeyError(patch_id)
+            return self._unrecorded(patch, params)
+        known = PatchStatus(
+            patch_id,
+            State.APPLIED,
+            application.revision,
+            application.summary,
+            application.profile,
+            application.params,
+            files=self._files([file.path for file in application.files]),
+        )
+        if patch_id in self.whole:
+            return _in_place(known, application, patch, params)
+        return self._gone(known, application, patch)
+
+    @cached_property
+    def whole(self) -> frozenset[str]:
+        """The recorded patches whose every hunk is in its file, unchanged and in its class or function."""
+        broken: set[str] = set()
+        for record in self.manifest.files:
+            if not self.as_recorded(record.path):
+                broken |= self._broken_in(record.path)
+        return frozenset(one.id for one in self.manifest.applications if one.id not in broken)
+
+    def _broken_in(self, path: str) -> set[str]:
+        """The patches that are not whole in one file: each is looked for with the later ones taken out."""
+        data, broken = self.text(path), set()
+        for application in reversed(self.manifest.applications):
+            hunks = application.hunks_in(path)
+            without = take_out(data, hunks) if data is not None else None
+            if without is not None:
+                data = without
+            elif hunks:
+                broken.add(application.id)
+        return broken
+
+    def _gone(self, known: PatchStatus, application: Application, patch: Patch | None) -> PatchStatus:
+        """The status of a recorded patch that is not whole: lost, drifted, or upstream by now."""
+        broken = [file.path for file in application.files if known.id in self._broken_in(file.path)]
+        reasons = [self._why_lost(record) for path in broken if (record := self.manifest.file(path))]
+        traces = any(marker(known.id).encode() in (self.text(path) or b"") for path in broken)
+        if traces or not all(reasons):
+            return self._drifted(known, application, broken[0])
+        outcome = self._outcome(patch, self.wanted(patch)[1]) if patch else None
+        if isinstance(outcome, Finding) and outcome.state is State.UPSTREAM:
+            return replace(
+                known,
+                state=State.UPSTREAM,
+                reason=f"{outcome.reason}; it was applied to SGLang {self.manifest.version}, its record can go",
+                hint=f"sglang-patch revert {known.id}",
+            )
+        return replace(known, state=State.LOST, where=broken[0], reason=reasons[0], hint=f"sglang-patch apply {known.id}")
+
+    def _why_lost(self, record: FileRecord) -> str | None:
+        """Why the absence of a patch means that SGLang was installed anew, or None if it does not."""
+        data, before, now = self.text(record.path), self.manifest.version, self.target.version
+        if before != now:
+            return f"SGLang {before} was patched, and this is {now}"
+        if data is None:
+            return None
+        if sha256(data) == record.base_sha256:
+            return "the file is what it was before the patch: SGLang was reinstalled, or the file was put back"
+        if self.oracle.is_pristine(record.path, data):
+            return f"the file is what SGLang {now} shipped: SGLang was reinstalled since the patch"
+        return None
+
+    def _drifted(self, known: PatchStatus, application: Application, path: str) -> PatchStatus:
+        data = self.text(path)
+        if data is None:
+            return replace(known, state=State.DRIFTED, where=path, reason="the patched file is not there any more")
+        hunk = next(hunk for hunk in application.hunks_in(path) if find(data, hunk) is None)
+        line, expected, found = _first_difference(data, hunk)
+        if found is None:
+            reason = f"the patched lines were taken out of {hunk.scope or 'the file'}, and not by sglang-patch"
+            hint = f"sglang-patch apply {known.id}   (puts them back)"
+        else:
+            reason = "the patched lines were edited since"
+            hint = f"sglang-patch diff {known.id}, and undo the edit or take over what you want"
+        where = f"{path}:{line}" if line else path
+        return replace(known, state=State.DRIFTED, where=where, reason=reason, expected=expected, found=found, hint=hint)
+
+    def _unrecorded(self, patch: Patch, params: Params | None) -> PatchStatus:
+        profile, default = patch.resolve(None, {})
+        wanted = default if params is None else params
+        known = PatchStatus(patch.id, State.NOT_APPLIED, patch.revision, patch.summary, profile, wanted)
+        outcome = self._outcome(patch, wanted)
+        if isinstance(outcome, Rewritten):
+            return replace(known, hint=f"sglang-patch apply {patch.id}")
+        where = f"{outcome.path}:{outcome.line}" if outcome.path and outcome.line else outcome.path
+        return replace(
+            known,
+            state=outcome.state,
+            reason=outcome.reason,
+            where=where,
+            expected=outcome.expected,
+            found=outcome.found,
+            hint=outcome.hint,
+        )
+
+    def wanted(self, patch: Patch) -> tuple[str | None, Params]:
+        """The profile and parameters that a patch should have: those of its record under today's catalog.
+
+        Raises UsageError if the catalog does not have that profile or parameter any more.
+        """
+        application = self.manifest.application(patch.id)
+        if application is None:
+            return patch.resolve(None, {})
+        return patch.resolve(application.profile, application.overrides)
+
+    def _outcome(self, patch: Patch, params: Params) -> Outcome:
+        """What a patch would do to the files as they are: one outcome for all its edits."""
+        outcomes = [self._outcome_of(patch, edit, params) for edit in patch.edits]
+        findings = [outcome for outcome in outcomes if isinstance(outcome, Finding)]
+        if not findings:
+            return outcomes[0]
+        worst = max(findings, key=lambda finding: _GRAVITY.index(finding.state))
+        if worst.state in (State.CONFLICT, State.PARTIAL) or all(one.state is worst.state for one in findings) and len(
+            findings
+        ) == len(outcomes):
+            return worst
+        return replace(worst, state=State.PARTIAL, reason=f"some of its edits fit and others do not: {worst.reason}")
+
+    def _outcome_of(self, patch: Patch, edit: Edit, params: Params) -> Outcome:
+        path = self.place(edit)
+        if isinstance(path, Finding):
+            return path
+        if marker(patch.id).encode() in (self.text(path) or b"") and self.manifest.application(patch.id) is None:
+            line = line_of(self.text(path) or b"", (self.text(path) or b"").index(marker(patch.id).encode()))
+            return Finding(
+                State.PARTIAL,
+                "its code is there, but the ledger does not record it (was the ledger deleted, or the file copied?)",
+                line=line,
+                path=path,
+                hint=REPAIR,
+            )
+        return attempt(edit, self.source(path), params)
+
+    def place(self, edit: Edit) -> str | Finding:
+        """The file that an edit is for: the first of its paths that has its anchor, else wherever the anchor is."""
+        there = [path for path in edit.paths if self.text(path) is not None]
+        if edit.anchor is None:
+            return there[0] if there else Finding(State.ABSENT, f"this SGLang has no {edit.paths[0]}")
+        anchor = edit.anchor.encode()
+        with_anchor = [path for path in there if anchor in (self.text(path) or b"")]
+        elsewhere = with_anchor or list(self.target.containing(anchor))
+        if len(elsewhere) > 1 and not with_anchor:
+            return Finding(State.CONFLICT, f"{edit.anchor!r} is in more than one file", found=", ".join(elsewhere))
+        if not elsewhere:
+            return Finding(State.ABSENT, f"this SGLang has no {edit.anchor!r}", path=there[0] if there else None)
+        return elsewhere[0]
+
+    def _files(self, paths: list[str]) -> tuple[tuple[str, str], ...]:
+        return tuple((path, sha256(data)) for path in paths if (data := self.text(path)) is not None)
+
+    def digest(self) -> str:
+        """The digest of what is applied now, over the bytes now; see `manifest.digest`."""
+        whole = sorted((one for one in self.manifest.applications if one.id in self.whole), key=lambda one: one.id)
+        return digest(
+            self.target.version,
+            [
+                {
+                    "id": one.id,
+                    "revision": one.revision,
+                    "params": dict(one.params),
+                    "files": dict(self._files([file.path for file in one.files])),
+                }
+                for one in whole
+            ],
+        )
+
+
+_GRAVITY = [State.ABSENT, State.UPSTREAM, State.PARTIAL, State.CONFLICT]
+
+
+def attempt(edit: Edit, source: Source, params: Params) -> Outcome:
+    """What an edit makes of a source; a file that cannot be parsed is a conflict."""
+    try:
+        outcome = edit.rewrite(source, params)
+    except Unparsable as error:
+        return Finding(State.CONFLICT, f"the file cannot be rewritten: {error.reason}", line=error.line, path=source.path)
+    if isinstance(outcome, Finding) and outcome.path is None:
+        return replace(outcome, path=source.path)
+    return outcome
+
+
+def _in_place(known: PatchStatus, application: Application, patch: Patch | None, params: Params | None) -> PatchStatus:
+    """The status of a recorded patch that is whole: applied, or outdated."""
+    if patch is None:
+        return replace(known, reason="this catalog does not have it; it can still be reverted")
+    if application.revision > patch.revision:
+        return replace(known, reason=f"revision {application.revision} is newer than this catalog's {patch.revision}")
+    try:
+        wanted = patch.resolve(application.profile, application.overrides)[1] if params is None else params
+    except UsageError as error:
+        return replace(known, state=State.OUTDATED, reason=error.message, hint=f"sglang-patch show {known.id}")
+    apply = f"sglang-patch apply {known.id}"
+    if application.revision < patch.revision:
+        reason = f"revision {application.revision} is applied, {patch.revision} is current"
+        return replace(known, state=State.OUTDATED, reason=reason, hint=apply)
+    if dict(wanted) != dict(application.params):
+        reason = f"other parameters are applied: {_difference(application.params, wanted)}"
+        return replace(known, state=State.OUTDATED, reason=reason, hint=apply)
+    return known
+
+
+def _difference(applied: Params, wanted: Params) -> str:
+    names = sorted(name for name in {*applied, *wanted} if applied.get(name) != wanted.get(name))
+    return ", ".join(f"{name}={applied.get(name, '(unset)')}, wanted {wanted.get(name, '(unset)')}" for name in names)
+
+
+def _first_difference(data: bytes, hunk: Hunk) -> tuple[int | None, str, str | None]:
+    """Where a file first departs from a hunk that it should contain: line, the expected line, the line found.
+
+    The line found is None where nothing of the hunk is left.
+    """
+    lines, wanted = data.splitlines(), hunk.after.splitlines()
+    own = [line for line in wanted if line.strip() and line not in hunk.before.splitlines()]
+    start = next((number for number, line in enumerate(lines) if own and line == own[0]), None)
+    if start is None:
+        kept = next(((n, line) for line in own for n, other in enumerate(lines) if line == other and len(line.strip()) > 20), None)
+        if kept is None:
+            return None, _shown(own[0] if own else b""), None
+        return kept[0] + 1, _shown(own[0]), _shown(kept[1])
+    offset = wanted.index(own[0])
+    for n, line in enumerate(wanted[offset:]):
+        now = lines[start + n] if start + n < len(lines) else b""
+        if now != line:
+            return start + n + 1, _shown(line), _shown(now)
+    return start + 1, f"once, in {hunk.scope or 'the module'}", "elsewhere, or more than once"
+
+
+def _shown(line: bytes) -> str:
+    return line.decode("utf-8", "replace").strip() or "(an empty line)"

@@ -1,0 +1,1 @@
+"""The catalog: one patch a file."""
