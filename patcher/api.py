@@ -1,9 +1,9 @@
 """What the command line does, as functions: each takes a target and returns what holds or what was done.
 
-    target = Target.find("/opt/venv")
-    result = apply(target, ["nccl-defaults"], profile="pcie-throughput")
-    assert check(target).in_place
-    revert(target)
+target = Target.find("/opt/venv")
+result = apply(target, ["nccl-defaults"], profile="pcie-throughput")
+assert check(target).in_place
+revert(target)
 """
 
 from __future__ import annotations
@@ -137,9 +137,7 @@ def status(target: Target | Workplace) -> Status:
 
 
 def _status(place: Workplace, survey: Survey) -> Status:
-    return Status(
-        place.target, tuple(survey.statuses()), survey.digest(), place.ledger.path, place.ledger.head()
-    )
+    return Status(place.target, tuple(survey.statuses()), survey.digest(), place.ledger.path, place.ledger.head())
 
 
 def check(target: Target | Workplace, ids: Sequence[str] = ()) -> Check:
@@ -192,7 +190,13 @@ def _requests(
     for patch_id in ids:
         place.catalog.known(patch_id, also=[one.id for one in manifest.applications])
     names = list(dict.fromkeys(ids)) or list(place.catalog)
-    tuned = names if len(ids) == 1 else [name for name in names if place.catalog[name].profiles] if profile or overrides else []
+    tuned = (
+        names
+        if len(ids) == 1
+        else [name for name in names if place.catalog[name].profiles]
+        if profile or overrides
+        else []
+    )
     if (profile or overrides) and len(tuned) != 1:
         raise UsageError(
             "--profile and --set need one patch to go to",
@@ -258,7 +262,9 @@ def _message(place: Workplace, plan: Plan) -> str:
         application = source.application(step.id)
         for file in application.files if application else ():
             count = inserted(file.hunks)
-            lines.append(f"{file.path}: {count:+d} lines, {step.id}" if plan.operation == "apply" else f"{file.path}: {step.id}")
+            lines.append(
+                f"{file.path}: {count:+d} lines, {step.id}" if plan.operation == "apply" else f"{file.path}: {step.id}"
+            )
     lines += ["", f"Operation: {plan.operation}"]
     for step in acted:
         application = source.application(step.id)

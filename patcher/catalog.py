@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,11 +69,13 @@ def collect(directories: Sequence[Path] = ()) -> Catalog:
 
 def _patches_of(module: ModuleType, where: str) -> list[Patch]:
     """The patches of one module: `PATCH`, or `PATCHES` for several."""
-    declared = getattr(module, "PATCHES", None)
-    found = list(declared) if declared is not None else [getattr(module, "PATCH", None)]
-    if not all(isinstance(patch, Patch) for patch in found):
-        raise UsageError("it declares no patch", where=where, expected="PATCH = Patch(...)", hint="see docs/authoring.md")
-    return found
+    declared = getattr(module, "PATCHES", None) or [getattr(module, "PATCH", None)]
+    patches: list[Patch] = [patch for patch in declared if isinstance(patch, Patch)]
+    if len(patches) < len(declared):
+        raise UsageError(
+            "it declares no patch", where=where, expected="PATCH = Patch(...)", hint="see docs/authoring.md"
+        )
+    return patches
 
 
 def _from_entry_points() -> list[Patch]:
@@ -92,12 +95,9 @@ def _has_entry_points() -> bool:
     group = f"[{ENTRY_POINTS}]".encode()
     for folder in map(Path, sys.path):
         if folder.is_dir():
-            for path in folder.glob("*.dist-info/entry_points.txt"):
-                try:
-                    if group in path.read_bytes():
-                        return True
-                except OSError:
-                    continue
+            paths = folder.glob("*.dist-info/entry_points.txt")
+            if any(group in path.read_bytes() for path in paths if os.access(path, os.R_OK)):
+                return True
     return False
 
 
@@ -106,7 +106,9 @@ def _from_directory(directory: Path) -> list[Patch]:
         raise UsageError("there is no such directory of patches", where=str(directory), hint="check --patches")
     files = sorted(path for path in directory.glob("*.py") if not path.name.startswith(("_", ".")))
     if not files:
-        raise UsageError("no patch file in it", where=str(directory), expected="*.py files, each with PATCH = Patch(...)")
+        raise UsageError(
+            "no patch file in it", where=str(directory), expected="*.py files, each with PATCH = Patch(...)"
+        )
     return [patch for path in files for patch in _patches_of(_load(path), str(path))]
 
 

@@ -68,14 +68,14 @@ class UsageError(PatcherError, ValueError):
     kind = "usage"
 
 
-class DoesNotFit(PatcherError):  # noqa: N818 (reads as what it is)
+class DoesNotFit(PatcherError):
     """A patch does not fit this SGLang; nothing was changed."""
 
     exit_code = 3
     kind = "does-not-fit"
 
 
-class Surroundings(PatcherError):  # noqa: N818
+class Surroundings(PatcherError):
     """Something around the target is in the way; nothing was changed."""
 
     exit_code = 4
@@ -112,7 +112,7 @@ class LedgerDamaged(Surroundings):
     kind = "ledger-damaged"
 
 
-class Interrupted(PatcherError):  # noqa: N818
+class Interrupted(PatcherError):
     """The user or the system asked this process to stop."""
 
     exit_code = 130

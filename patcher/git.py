@@ -45,7 +45,11 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[bytes]:
     """Run git with these arguments: no hooks, no file system monitor, any owner; raises GitMissing."""
     safe = ("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "safe.directory=*")
     return subprocess.run(
-        [executable(), *safe, *map(str, arguments)], env=environment(), stdin=subprocess.DEVNULL, capture_output=True, check=False
+        [executable(), *safe, *map(str, arguments)],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
     )
 
 

@@ -1,7 +1,7 @@
 """The difference that one patch makes to one file, as hunks that can be found again and taken out.
 
 A hunk is whole lines: the text that was there before, the text that is there after. It is found again by its text, so
-edits elsewhere in the file do not matter, and an edit inside it is noticed. Everything here is a pure function of bytes.
+edits elsewhere in the file do not matter, and an edit inside it is noticed. All of this is pure functions of bytes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def _changed(a: Sequence[bytes], b: Sequence[bytes]) -> list[tuple[int, int, int
         return [(start, start + len(old), start, start + len(new))]
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     return [
-        (start + i1, start + i2, start + j1, start + j2) for tag, i1, i2, j1, j2 in matcher.get_opcodes() if tag != "equal"
+        (start + i1, start + i2, start + j1, start + j2)
+        for tag, i1, i2, j1, j2 in matcher.get_opcodes()
+        if tag != "equal"
     ]
 
 

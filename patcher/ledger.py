@@ -1,10 +1,10 @@
 """The ledger: a bare git repository that records what is applied to one target, and every byte needed to undo it.
 
-Each operation is one commit. Its tree holds the manifest, the base bytes and the patched bytes of every patched file, the
-bytes that the operation replaced, and each patch as a diff; its message says what was done to which SGLang. Objects are
-written through GitPython's object database and are on disk before `advance` moves the branch, by compare-and-swap.
+Each operation is one commit. Its tree holds the manifest, the base bytes and the patched bytes of every patched file,
+the bytes that the operation replaced, and each patch as a diff; its message says what was done to which SGLang. Objects
+are written through GitPython's object database and are on disk before `advance` moves the branch, by compare-and-swap.
 
-Reading what is applied needs no git: a copy of the manifest lies beside the objects, with the commit that it belongs to.
+Reading what is applied needs no git: a copy of the manifest lies beside the objects, with the commit it belongs to.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ATTRIBUTES = "base/** -diff\npatched/** -diff\nreplaced/** -diff\nmanifest.json
 
 @dataclass(frozen=True)
 class Entry:
-    """One operation of the history, newest first: commit, time (seconds since the epoch), subject, trailers, patches."""
+    """One operation of the history: commit, time in seconds since the epoch, subject, trailers."""
 
     commit: str
     time: int
@@ -228,7 +228,9 @@ class _DamageNamed:
 
         if isinstance(error, PermissionError):
             raise NotPermitted(
-                f"cannot use the ledger: {error.strerror}", where=str(error.filename or self._path), hint="run as its owner"
+                f"cannot use the ledger: {error.strerror}",
+                where=str(error.filename or self._path),
+                hint="run as its owner",
             ) from error
         if isinstance(error, ODBError | GitError | ValueError | KeyError | OSError | IndexError):
             raise LedgerDamaged(

@@ -108,7 +108,8 @@ def from_json(text: str | bytes, where: str) -> Manifest:
 
 def _application(fields: Mapping[str, object]) -> Application:
     files = tuple(
-        AppliedFile(file["path"], tuple(Hunk(**hunk) for hunk in file["hunks"])) for file in fields["files"]  # type: ignore[attr-defined]
+        AppliedFile(file["path"], tuple(Hunk(**hunk) for hunk in file["hunks"]))
+        for file in fields["files"]  # type: ignore[attr-defined]
     )
     return Application(**{**fields, "files": files})  # type: ignore[arg-type]
 

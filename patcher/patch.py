@@ -109,8 +109,8 @@ def _no_notices(params: Params, environ: Mapping[str, str]) -> Sequence[str]:
 class Patch:
     """An id, a revision, what it is for, its parameters and its edits.
 
-    `revision` grows whenever the code that a patch inserts changes. `check_parameter(name, value)` returns None, or why
-    the parameter is refused; without it the patch takes no parameters. A parameter set to the empty string is left out.
+    `revision` grows whenever the code that a patch inserts changes. `check_parameter(name, value)` returns None, or a
+    sentence naming the parameter and why it is refused; without it the patch takes no parameters. A parameter set to the empty string is left out.
     `notices(params, environ)` returns warnings for the machine that it is applied on. `releases` is a PEP 440 specifier
     of the SGLang releases that the patch is meant for; it informs, the source decides.
     """
@@ -151,10 +151,12 @@ class Patch:
 
     def _check(self, key: str, value: str) -> None:
         if self.check_parameter is None:
-            raise UsageError(f"{self.id} takes no parameters, but {key}={value!r} was set", hint=f"sglang-patch show {self.id}")
+            raise UsageError(
+                f"{self.id} takes no parameters, but {key}={value!r} was set", hint=f"sglang-patch show {self.id}"
+            )
         refusal = self.check_parameter(key, value)
         if refusal:
-            raise UsageError(f"{self.id}: {key}={value!r}: {refusal}", hint=f"sglang-patch show {self.id}")
+            raise UsageError(f"{self.id}: {refusal}", hint=f"sglang-patch show {self.id}")
 
 
 def did_you_mean(word: str, known: Mapping[str, object] | Sequence[str]) -> str:

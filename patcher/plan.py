@@ -12,7 +12,7 @@ from enum import Enum
 from patcher.errors import UsageError
 from patcher.hunks import Hunk, between, find, placed, take_out, take_out_found
 from patcher.manifest import Application, AppliedFile, FileRecord, Manifest, sha256
-from patcher.patch import NO_PARAMS, Edit, Finding, Params, Patch, Rewritten, State
+from patcher.patch import Edit, Finding, Params, Patch, Rewritten, State
 from patcher.source import Source, parses
 from patcher.survey import REPAIR, PatchStatus, Survey, attempt
 
@@ -137,7 +137,10 @@ def _decide(survey: Survey, request: Request) -> tuple[Step, _Wanted | None]:
     wanted = _parameters(patch, application, request)
     status = survey.status(patch_id, wanted.params)
     match status.state:
-        case State.APPLIED if application and (application.profile, application.overrides) != (wanted.profile, wanted.overrides):
+        case State.APPLIED if application and (application.profile, application.overrides) != (
+            wanted.profile,
+            wanted.overrides,
+        ):
             return Step(patch_id, Action.UPDATE, status, "the same code under another name"), wanted
         case State.APPLIED:
             return Step(patch_id, Action.KEEP, status), None
@@ -177,7 +180,12 @@ def _refuse(step: Step, refused: _Refused) -> Step:
     finding = refused.finding
     where = f"{finding.path}:{finding.line}" if finding.path and finding.line else finding.path
     status = replace(
-        step.status, state=finding.state, where=where, reason=finding.reason, expected=finding.expected, found=finding.found
+        step.status,
+        state=finding.state,
+        where=where,
+        reason=finding.reason,
+        expected=finding.expected,
+        found=finding.found,
     )
     return Step(step.id, Action.REFUSE, status, finding.reason)
 
@@ -284,7 +292,8 @@ def _with_places(applications: Iterable[Application], texts: _Texts) -> list[App
         replace(
             one,
             files=tuple(
-                replace(file, hunks=placed(texts[file.path], file.hunks)) if file.path in texts else file for file in one.files
+                replace(file, hunks=placed(texts[file.path], file.hunks)) if file.path in texts else file
+                for file in one.files
             ),
         )
         for one in applications
@@ -316,10 +325,9 @@ def base_of(applications: Sequence[Application], path: str, text: bytes) -> byte
 def plan_revert(survey: Survey, ids: Sequence[str]) -> Plan:
     """The plan that takes patches out, in whatever order they were put in; it needs no patch code."""
     texts: _Texts = {}
-    steps = []
-    ordered = [one.id for one in reversed(survey.manifest.applications) if one.id in ids]
-    for patch_id in [*ordered, *(name for name in ids if name not in ordered)]:
-        steps.append(_take_out(survey, patch_id, texts, set(ids)))
+    last_first = [one.id for one in reversed(survey.manifest.applications) if one.id in ids]
+    others = [name for name in ids if name not in last_first]
+    steps = [_take_out(survey, patch_id, texts, set(ids)) for patch_id in [*last_first, *others]]
     steps.sort(key=lambda step: list(ids).index(step.id))
     before = survey.manifest
     plan = Plan("revert", tuple(steps), before, before)

@@ -9,7 +9,7 @@ from functools import cached_property
 from patcher.errors import UsageError
 from patcher.hunks import Hunk, find, line_of, take_out
 from patcher.manifest import Application, FileRecord, Manifest, digest, sha256
-from patcher.patch import NO_PARAMS, Edit, Finding, Outcome, Params, Patch, Rewritten, State
+from patcher.patch import Edit, Finding, Outcome, Params, Patch, Rewritten, State
 from patcher.pristine import Oracle
 from patcher.source import Source, Unparsable
 from patcher.target import Target
@@ -142,7 +142,9 @@ class Survey:
                 reason=f"{outcome.reason}; it was applied to SGLang {self.manifest.version}, its record can go",
                 hint=f"sglang-patch revert {known.id}",
             )
-        return replace(known, state=State.LOST, where=broken[0], reason=reasons[0], hint=f"sglang-patch apply {known.id}")
+        return replace(
+            known, state=State.LOST, where=broken[0], reason=reasons[0], hint=f"sglang-patch apply {known.id}"
+        )
 
     def _why_lost(self, record: FileRecord) -> str | None:
         """Why the absence of a patch means that SGLang was installed anew, or None if it does not."""
@@ -170,7 +172,9 @@ class Survey:
             reason = "the patched lines were edited since"
             hint = f"sglang-patch diff {known.id}, and undo the edit or take over what you want"
         where = f"{path}:{line}" if line else path
-        return replace(known, state=State.DRIFTED, where=where, reason=reason, expected=expected, found=found, hint=hint)
+        return replace(
+            known, state=State.DRIFTED, where=where, reason=reason, expected=expected, found=found, hint=hint
+        )
 
     def _unrecorded(self, patch: Patch, params: Params | None) -> PatchStatus:
         profile, default = patch.resolve(None, {})
@@ -207,9 +211,9 @@ class Survey:
         if not findings:
             return outcomes[0]
         worst = max(findings, key=lambda finding: _GRAVITY.index(finding.state))
-        if worst.state in (State.CONFLICT, State.PARTIAL) or all(one.state is worst.state for one in findings) and len(
-            findings
-        ) == len(outcomes):
+        if worst.state in (State.CONFLICT, State.PARTIAL) or (
+            all(one.state is worst.state for one in findings) and len(findings) == len(outcomes)
+        ):
             return worst
         return replace(worst, state=State.PARTIAL, reason=f"some of its edits fit and others do not: {worst.reason}")
 
@@ -270,7 +274,9 @@ def attempt(edit: Edit, source: Source, params: Params) -> Outcome:
     try:
         outcome = edit.rewrite(source, params)
     except Unparsable as error:
-        return Finding(State.CONFLICT, f"the file cannot be rewritten: {error.reason}", line=error.line, path=source.path)
+        return Finding(
+            State.CONFLICT, f"the file cannot be rewritten: {error.reason}", line=error.line, path=source.path
+        )
     if isinstance(outcome, Finding) and outcome.path is None:
         return replace(outcome, path=source.path)
     return outcome
@@ -310,7 +316,10 @@ def _first_difference(data: bytes, hunk: Hunk) -> tuple[int | None, str, str | N
     own = [line for line in wanted if line.strip() and line not in hunk.before.splitlines()]
     start = next((number for number, line in enumerate(lines) if own and line == own[0]), None)
     if start is None:
-        kept = next(((n, line) for line in own for n, other in enumerate(lines) if line == other and len(line.strip()) > 20), None)
+        kept = next(
+            ((n, line) for line in own for n, other in enumerate(lines) if line == other and len(line.strip()) > 20),
+            None,
+        )
         if kept is None:
             return None, _shown(own[0] if own else b""), None
         return kept[0] + 1, _shown(own[0]), _shown(kept[1])

@@ -31,7 +31,11 @@ class Target:
 
     @classmethod
     def find(
-        cls, path: str | Path | None = None, *, python: str | Path | None = None, environ: Mapping[str, str] = os.environ
+        cls,
+        path: str | Path | None = None,
+        *,
+        python: str | Path | None = None,
+        environ: Mapping[str, str] = os.environ,
     ) -> Target:
         """The target that is meant: by path, by interpreter, by SGLANG_PATCH_TARGET, or this interpreter's own.
 
@@ -71,7 +75,7 @@ class Target:
     def link(self, relative: str) -> str | None:
         """What a file that is a symbolic link points to, or None."""
         path = self.path / relative
-        return os.readlink(path) if path.is_symlink() else None
+        return os.readlink(path) if path.is_symlink() else None  # noqa: PTH115 (its exact text)
 
     def containing(self, text: bytes, below: str = "srt") -> Iterator[str]:
         """The Python files below a directory of the package that contain a text, sorted, relative to the package."""
@@ -110,13 +114,10 @@ class Target:
     @cached_property
     def dist_info(self) -> Path | None:
         """The `.dist-info` directory whose RECORD lists this very package, if there is one."""
-        for candidate in sorted(self.path.parent.glob(f"{PACKAGE}-*.dist-info")):
-            try:
-                if f"{PACKAGE}/__init__.py," in (candidate / "RECORD").read_text("utf-8", "replace"):
-                    return candidate
-            except OSError:
-                continue
-        return None
+        records = sorted(self.path.parent.glob(f"{PACKAGE}-*.dist-info/RECORD"))
+        readable = (record for record in records if os.access(record, os.R_OK))
+        listed = f"{PACKAGE}/__init__.py,"
+        return next((record.parent for record in readable if listed in record.read_text("utf-8", "replace")), None)
 
     @cached_property
     def kind(self) -> str:
@@ -150,13 +151,19 @@ def _package_at(path: Path) -> Path:
     places = [path, path / PACKAGE, path / "python" / PACKAGE]
     try:
         if not path.exists():
-            raise TargetNotFound("there is nothing at this path", where=str(path), hint="check the spelling of --target")
+            raise TargetNotFound(
+                "there is nothing at this path", where=str(path), hint="check the spelling of --target"
+            )
         found = [place for place in places if _is_package(place)][:1] or [
-            place for lib in ("lib", "lib64") for place in sorted(path.glob(f"{lib}/python*/site-packages/{PACKAGE}"))
+            place
+            for lib in ("lib", "lib64")
+            for place in sorted(path.glob(f"{lib}/python*/site-packages/{PACKAGE}"))
             if _is_package(place)
         ]
     except PermissionError as error:
-        raise NotPermitted("cannot look into it: permission denied", where=str(path), hint="run as another user") from error
+        raise NotPermitted(
+            "cannot look into it: permission denied", where=str(path), hint="run as another user"
+        ) from error
     distinct = sorted({place.resolve() for place in found})
     if len(distinct) > 1:
         raise TargetNotFound(
@@ -173,7 +180,7 @@ def _package_at(path: Path) -> Path:
     raise TargetNotFound(
         "no SGLang source tree here",
         where=str(path),
-        expected=f"the package itself ({PACKAGE}/ with __init__.py and srt/), its parent, a checkout or a virtual environment",
+        expected=f"{PACKAGE}/ with __init__.py and srt/, its parent, a checkout or a virtual environment",
         found=_what_is_at(path),
         hint="sglang-patch --target /path/to/site-packages status, or --python /path/to/venv/bin/python",
     )
@@ -183,7 +190,9 @@ def _what_is_at(path: Path) -> str:
     if not path.is_dir():
         return "a file, not a directory"
     names = sorted(entry.name for entry in path.iterdir())
-    return f"a directory with {', '.join(names[:6])}{', ...' if len(names) > 6 else ''}" if names else "an empty directory"
+    return (
+        f"a directory with {', '.join(names[:6])}{', ...' if len(names) > 6 else ''}" if names else "an empty directory"
+    )
 
 
 def _package_of(python: str) -> Path:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -260,7 +261,7 @@ def recover(target: Target, ledger: Ledger) -> str | None:
                 where=str(target.path / one.path),
                 expected=f"sha256 {one.before} or {one.after}",
                 found=f"sha256 {now}",
-                hint=f"git --git-dir {ledger.path} show {journal['new_head'][:12]}:replaced/{one.path} has it as it was before",
+                hint=f"before it: git --git-dir {ledger.path} show {journal['new_head'][:12]}:replaced/{one.path}",
             )
     _roll_back(target, ledger, pending, old)
     return "an interrupted operation was rolled back: the files are as before it"
@@ -270,9 +271,9 @@ def _replaced(ledger: Ledger, commit: str, one: _Pending) -> bytes | None:
     return None if one.before is None else ledger.blob(commit, f"replaced/{one.path}")
 
 
-def _journal(ledger: Ledger) -> dict[str, object] | object:
+def _journal(ledger: Ledger) -> dict[str, Any]:
     try:
-        return json.loads(ledger.journal.read_bytes())
+        return dict(json.loads(ledger.journal.read_bytes()))
     except (OSError, ValueError) as error:
         raise LedgerDamaged(
             "the journal of an interrupted operation cannot be read", where=str(ledger.journal), found=str(error)
@@ -297,4 +298,6 @@ def _signals_deferred() -> Iterator[None]:
         for number, handler in former.items():
             signal.signal(number, handler)
     if received:
-        raise Interrupted("interrupted; the operation was completed first, nothing is half-done", hint="sglang-patch status")
+        raise Interrupted(
+            "interrupted; the operation was completed first, nothing is half-done", hint="sglang-patch status"
+        )

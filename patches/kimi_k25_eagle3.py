@@ -65,11 +65,15 @@ class KimiK25ForConditionalGeneration(nn.Module):
 
     # sglang-patch: kimi-k25-eagle3
     # EAGLE-3 calls these on the wrapper; the language model has them.
-    def set_eagle3_layers_to_capture(self, layer_ids: Optional[List[int]] = None) -> None:
+    def set_eagle3_layers_to_capture(
+        self, layer_ids: Optional[List[int]] = None
+    ) -> None:
         \"\"\"Choose the layers whose hidden states EAGLE-3 drafts from.\"\"\"
         inner = getattr(self, "language_model", None)
         if inner is None:
-            raise AttributeError("KimiK25ForConditionalGeneration has no language_model")
+            raise AttributeError(
+                "KimiK25ForConditionalGeneration has no language_model"
+            )
         if not hasattr(inner, "set_eagle3_layers_to_capture"):
             raise AttributeError(
                 f"{type(inner).__name__}, the language_model, has no set_eagle3_layers_to_capture()"
@@ -80,7 +84,9 @@ class KimiK25ForConditionalGeneration(nn.Module):
         \"\"\"Return the embedding and output head that the draft model shares.\"\"\"
         inner = getattr(self, "language_model", None)
         if inner is None:
-            raise AttributeError("KimiK25ForConditionalGeneration has no language_model")
+            raise AttributeError(
+                "KimiK25ForConditionalGeneration has no language_model"
+            )
         if not hasattr(inner, "get_embed_and_head"):
             raise AttributeError(
                 f"{type(inner).__name__}, the language_model, has no get_embed_and_head()"
@@ -91,7 +97,9 @@ class KimiK25ForConditionalGeneration(nn.Module):
         \"\"\"Replace the embedding and output head.\"\"\"
         inner = getattr(self, "language_model", None)
         if inner is None:
-            raise AttributeError("KimiK25ForConditionalGeneration has no language_model")
+            raise AttributeError(
+                "KimiK25ForConditionalGeneration has no language_model"
+            )
         if not hasattr(inner, "set_embed_and_head"):
             raise AttributeError(
                 f"{type(inner).__name__}, the language_model, has no set_embed_and_head()"
@@ -126,7 +134,9 @@ PATCH = Patch(
     edits=(Edit(paths=("srt/models/kimi_k25.py",), rewrite=add_methods),),
     examples=(
         Example("the wrapper of 0.5.9", BEFORE, AFTER),
-        Example("a release that has the methods", AFTER.replace("    # sglang-patch: kimi-k25-eagle3\n", ""), State.UPSTREAM),
+        Example(
+            "a release that has the methods", AFTER.replace("    # sglang-patch: kimi-k25-eagle3\n", ""), State.UPSTREAM
+        ),
         Example("one method added by hand", ONE_BY_HAND, State.PARTIAL),
         Example("a release without the class", "class KimiVLForConditionalGeneration:\n    pass\n", State.ABSENT),
         Example(

@@ -71,7 +71,7 @@ def block(environ: str, settings: str | None, params: Params) -> str:
         default = f"{environ}.setdefault({_literal(name)}, {_literal(params[name])})"
         guards = _untouched(environ, UNLESS.get(name, ()))
         lines += [*_if(guards), f"    {default}"] if guards else [default]
-    off = f'if {environ}.get("{OFF_SWITCH}", "1").lower() not in ("0", "false", "no", "off"):'
+    off = f'if {environ}.get("{OFF_SWITCH}") != "0":'
     head = [
         "# sglang-patch: nccl-defaults",
         "# NCCL defaults for the processes spawned below, each only where it is unset.",
@@ -139,7 +139,7 @@ def _set_envs_and_config(server_args):
     # sglang-patch: nccl-defaults
     # NCCL defaults for the processes spawned below, each only where it is unset.
     # SGLANG_PATCH_NCCL_DEFAULTS=0 turns them off.
-    if os.environ.get("SGLANG_PATCH_NCCL_DEFAULTS", "1").lower() not in ("0", "false", "no", "off"):
+    if os.environ.get("SGLANG_PATCH_NCCL_DEFAULTS") != "0":
         # One unit, left to whoever chose either, or chose by other means.
         if not (
             "NCCL_ALGO" in os.environ
@@ -173,24 +173,24 @@ PROTO_BY_HAND = BEFORE.replace(
 
 ALL_UPSTREAM = BEFORE.replace(
     "    mp.set_start_method",
-    "".join(f'    os.environ.setdefault("{name}", "{value}")\n' for name, value in LATENCY.items()) + "    mp.set_start_method",
+    "".join(f'    os.environ.setdefault("{name}", "{value}")\n' for name, value in LATENCY.items())
+    + "    mp.set_start_method",
 )
 
 PATCH = Patch(
     id="nccl-defaults",
     revision=1,
-    summary="NCCL defaults that reach every spawned worker",
+    summary="NCCL defaults, set before SGLang spawns its schedulers",
     why=(
         "On eight PCIe cards without NVLink, NCCL's own choice of algorithm and protocol makes small all-reduces slow:"
-        " speculative decoding's target verify took 29.97 ms a cycle, and 19.14 ms with these variables. Set in SGLang's"
-        " source they reach the workers however the server is started, and never override what somebody exported."
+        " speculative decoding's target verify took 29.97 ms a cycle, and 19.14 ms with these variables. Set in the"
+        " function that SGLang calls before it spawns, they arrive in the schedulers; what somebody exported stays."
     ),
     upstream="none",
     retire="when the unit file or image of every host exports the variables, or SGLang sets such defaults itself",
     releases=">=0.4.2",
     limits=(
-        "Not reached: the gRPC launcher of 0.5.7 to 0.5.9, Ray actors and the encoder-only server start workers without"
-        " calling the patched function.",
+        "Not reached: the gRPC launcher of 0.5.7 to 0.5.9, Ray actors, the encoder-only server. They do not call it.",
         "Dead where a framework assigns its own engine._set_envs_and_config at run time.",
         "NCCL's configuration files lose to these defaults; apply says so where it finds one.",
     ),

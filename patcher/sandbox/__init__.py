@@ -1,9 +1,9 @@
 """Proves a patch by its effect: runs one source file of SGLang in a fresh interpreter, with SGLang itself stubbed.
 
 The whole file is executed as the module it is, so that a rebinding further down, a decorator or a second method of the
-same name shows. Only the standard library is real; every other import is a stub (`stubs.py` says how one behaves), also
-of packages that are installed. Importing SGLang would take seconds and a GPU driver; a run here takes about 0.3 s.
-What the code does stays inside its process (`guard.py` says how), except for `os.environ`, which is the effect measured.
+same name shows. Only the standard library is real; every other import is a stub (`stubs.py` says how one behaves),
+installed or not. Importing SGLang would take seconds and a GPU driver; a run here takes about 0.2 s.
+What the code does stays inside its process (`guard.py` says how), but for `os.environ`, the effect that is measured.
 
 Whatever the module raises is part of the result. The only exception of these functions is Surroundings: the interpreter
 itself does not work. The bytes of the file are what runs, never its bytecode.
@@ -33,12 +33,12 @@ __all__ = [
 ]
 
 _NONE_SET: Mapping[str, object] = MappingProxyType({})
-Python = str | os.PathLike[str] | None
+_Interpreter = str | os.PathLike[str] | None
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call of a function: the environment it finds, and the attributes of its argument (values as JSON has them)."""
+    """One call of a function: the environment that it finds, and the attributes of its argument, as JSON has them."""
 
     name: str
     env: Mapping[str, str]
@@ -72,7 +72,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Received:
-    """One call that the inner object received; arguments as JSON has them (a tuple as a list, an object as its repr)."""
+    """One call that the inner object received; arguments as JSON has them, a tuple as a list, an object as its repr."""
 
     method: str
     args: list[Any]
@@ -83,9 +83,9 @@ class Received:
 class CallEffect:
     """What came of one call.
 
-    `defined` says whether the class has the method. `returned` is "same" for the very object that the inner one returned
-    during this call, "equal" for its items in another container, "none" for None and "other" for anything else (`value`
-    shows it); it is None after an exception, whose type is `error_type`, with message and place in `error`.
+    `defined` says whether the class has the method. `returned` is "same" for the very object that the inner one
+    returned during this call, "equal" for its items in another container, "none" for None and "other" for anything else
+    (`value` shows it); it is None after an exception, whose type is `error_type`, with message and place in `error`.
     """
 
     call: Call
@@ -99,7 +99,7 @@ class CallEffect:
 
 @dataclass(frozen=True)
 class DelegationEffect:
-    """What came of the calls, in order; `error` is what the module, or making the instance, raised: then there are none."""
+    """What came of the calls, in order. There are none if the module, or making the instance, raised: `error`."""
 
     calls: tuple[CallEffect, ...]
     error: str | None
@@ -114,7 +114,7 @@ def run_function(
     attributes: Mapping[str, object] = _NONE_SET,
     spawn: bool = True,
     timeout: float = 60,
-    python: Python = None,
+    python: _Interpreter = None,
 ) -> FunctionEffect:
     """Execute the file and call its `function` (or `Class.method`, or a coroutine function) in the environment `env`.
 
@@ -133,7 +133,7 @@ def run_function_cases(
     *,
     spawn: Literal["first", "all", "none"] = "first",
     timeout: float = 60,
-    python: Python = None,
+    python: _Interpreter = None,
 ) -> list[FunctionEffect]:
     """`run_function` for several cases in one interpreter; the effects come in the order of the cases.
 
@@ -168,12 +168,12 @@ def run_delegation(
     calls: Sequence[Call],
     inner: Literal["recording", "none", "missing", "without-methods"] = "recording",
     timeout: float = 60,
-    python: Python = None,
+    python: _Interpreter = None,
 ) -> DelegationEffect:
     """Execute the file, make an instance of its class without `__init__`, and perform the calls on it.
 
-    `inner` says what the instance has in `inner_attribute`: an object that has every method and records what it receives,
-    None, nothing, or an object without methods. `timeout` is in seconds. Raises Surroundings.
+    `inner` says what the instance has in `inner_attribute`: an object that has every method and records what it
+    receives, None, nothing, or an object without methods. `timeout` is in seconds. Raises Surroundings.
     """
     job = {
         "kind": "delegation",

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from patcher.sandbox.execution import described, execute, stubbed_imports
+from patcher.sandbox.execution import described, execute, flush_output, stubbed_imports
 from patcher.sandbox.guard import guarded
 from patcher.sandbox.stand_in import stand_in
 from patcher.sandbox.stubs import Stub
 
 SPAWN_SECONDS = 30
 _environ = os.environ
+_started_with = dict(os.environ)
+_output_fd = os.dup(1)
 
 
 def perform(job: Mapping[str, Any], report: Callable[[object], None], send_environment: Callable[..., None]) -> None:
@@ -40,7 +41,7 @@ def perform(job: Mapping[str, Any], report: Callable[[object], None], send_envir
 
 
 def _effect(source: Path, function: str, case: Mapping[str, Any]) -> dict[str, Any]:
-    before: dict[str, str] = {}
+    before: dict[str, str] | None = None
     error = None
     try:
         _reset_environment(case["env"])
@@ -51,7 +52,8 @@ def _effect(source: Path, function: str, case: Mapping[str, Any]) -> dict[str, A
     except BaseException as problem:  # noqa: BLE001 (whatever the module raises is the result)
         error = described(problem, source)
     after = _environment_now()
-    set_by_call = {name: value for name, value in after.items() if before.get(name) != value} if before else {}
+    known = after if before is None else before
+    set_by_call = {name: value for name, value in after.items() if known.get(name) != value}
     return {"environment": after, "child_environment": None, "set_by_call": set_by_call, "error": error}
 
 
@@ -114,21 +116,29 @@ def _made_up(owner: type) -> object:
     body = {"__getattr__": missing, "__module__": owner.__module__, "__qualname__": owner.__qualname__}
     try:
         permissive = type(owner)(owner.__name__, (owner,), body)
-        vars(permissive).get("__abstractmethods__") and setattr(permissive, "__abstractmethods__", frozenset())
+        if inspect.isabstract(permissive):
+            permissive.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
         return object.__new__(permissive)
     except TypeError:
         return Stub("self")
 
 
 def _spawned(send_environment: Callable[..., None]) -> tuple[dict[str, str] | None, str | None]:
-    """The environment that a really spawned process of this one wakes up with, or why there is none."""
+    """The environment that a really spawned process of this one wakes up with, or why there is none.
+
+    What this interpreter needed to start, or set itself when it did (LC_CTYPE, PEP 538), is lent and not reported.
+    """
     import multiprocessing
 
+    lent = {name: value for name, value in _started_with.items() if name not in _environ}
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     try:
         process = context.Process(target=send_environment, args=(sender,), daemon=True)
+        _environ.update(lent)
         process.start()
+        for name in lent:
+            del _environ[name]
         sender.close()
         found: dict[str, str] | None = receiver.recv() if receiver.poll(SPAWN_SECONDS) else None
         process.kill()  # it has nothing left to do
@@ -137,16 +147,10 @@ def _spawned(send_environment: Callable[..., None]) -> tuple[dict[str, str] | No
         return None, f"the spawned process did not report its environment: {problem or type(problem).__name__}"
     if found is None:
         return None, f"the spawned process did not report its environment within {SPAWN_SECONDS} s"
-    if "LC_CTYPE" not in os.environ:
-        found.pop("LC_CTYPE", None)  # Python itself sets it in a process without a locale (PEP 538)
-    return found, None
+    return {name: value for name, value in found.items() if name not in lent}, None
 
 
 def _printed() -> int:
     """How many bytes this process has printed so far; its stdout and stderr are one file."""
-    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-        try:
-            stream.flush()  # type: ignore[union-attr]
-        except Exception:  # noqa: BLE001, S110 (the module may have put anything there)
-            pass
-    return os.fstat(1).st_size
+    flush_output()
+    return os.fstat(_output_fd).st_size

@@ -1,7 +1,7 @@
-"""The script that runs in the fresh interpreter: `python -I -S -B -X utf8 child.py REPORT_FD`, the job as JSON on stdin.
+"""The script of the fresh interpreter: `python -I -S -B -X utf8 child.py REPORT_FD`, with the job as JSON on stdin.
 
-Answers on REPORT_FD, one JSON document a line: first `{"ready": true}`, then one for each case as soon as it is done, so
-that what came before a crash or a timeout is kept. What the module prints goes to stdout and stderr and disturbs nothing.
+Answers on REPORT_FD, one JSON document a line: first `{"ready": true}`, then one for each case as soon as it is done,
+so that what came before a crash or a timeout is kept. What the module prints goes to stdout and disturbs nothing.
 Standard library only, and nothing of this package is imported in the ordinary way: its `__init__` may need more.
 """
 
@@ -12,11 +12,7 @@ import os
 import sys
 import types
 from pathlib import Path
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
+from typing import Any
 
 OUTPUT_LIMIT = 64 * 1024 * 1024
 
@@ -28,6 +24,7 @@ def main() -> None:
     def report(document: object) -> None:
         os.write(report_fd, json.dumps(document).encode() + b"\n")
 
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # printed in order, and before a crash
     job = json.load(sys.stdin)
     _bare_packages()
     _limit_output()

@@ -6,14 +6,13 @@ Runs in the child: standard library only.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from patcher.sandbox.execution import described, execute, stubbed_imports
+from patcher.sandbox.execution import described, execute, flush_output, stubbed_imports
 from patcher.sandbox.guard import guarded
-from patcher.sandbox.stubs import STRICT, Stub
+from patcher.sandbox.stubs import STRICT, Stub, StubBase
 
 
 class Token(tuple[object, object]):
@@ -62,8 +61,7 @@ def perform(job: Mapping[str, Any], report: Callable[[object], None], send_envir
                 answer["calls"] = [_outcome(instance, inner, call, source) for call in job["calls"]]
         except BaseException as problem:  # noqa: BLE001 (whatever the module raises is the result)
             answer["error"] = described(problem, source)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+    flush_output()
     report(answer)
 
 
@@ -73,7 +71,8 @@ def _instance(module: Mapping[str, Any], class_name: str) -> object:
     if isinstance(owner, Stub) or owner is None:
         raise NameError(f"{class_name} is not a class of this file: {owner!r} once the module is executed")
     instance: object = object.__new__(owner)
-    vars(instance)[STRICT] = True
+    if isinstance(instance, StubBase):
+        vars(instance)[STRICT] = True
     return instance
 
 

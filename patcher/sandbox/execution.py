@@ -9,7 +9,7 @@ import importlib
 import sys
 import types
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -65,13 +65,16 @@ def _new_module(source: Path) -> types.ModuleType:
 
 
 def _packages(source: Path) -> list[str]:
-    """The names of the packages that hold the file, innermost first: up to `sglang`, or while there is an __init__.py."""
+    """The packages that hold the file, innermost first: up to `sglang`, or while there is an __init__.py.
+
+    A file outside of any package gets one, as its own name may be that of a module of the standard library.
+    """
     folders = source.parents
     names = [folder.name for folder in folders]
     if "sglang" in names:
         return names[: names.index("sglang") + 1]
     outermost = next((at for at, folder in enumerate(folders) if not (folder / "__init__.py").is_file()), len(names))
-    return names[:outermost]
+    return names[:outermost] or ["sandboxed"]
 
 
 def described(error: BaseException, source: Path) -> str:
@@ -83,6 +86,13 @@ def described(error: BaseException, source: Path) -> str:
     line = _line(error, source)
     where = f" ({source}:{line})" if line else ""
     return f"{type(error).__name__}: {message}{where}" if message else f"{type(error).__name__}{where}"
+
+
+def flush_output() -> None:
+    """Write out what was printed, also where the module put something of its own in the place of `sys.stdout`."""
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        with suppress(Exception):
+            stream.flush()  # type: ignore[union-attr]
 
 
 def _line(error: BaseException, source: Path) -> int | None:

@@ -23,7 +23,8 @@ class StubModule(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__version__":
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        value = stubs.named(f"{self.__name__}.{name}")
+        path = f"{self.__name__}.{name}"
+        value = sys.modules[path] if path in sys.modules else stubs.named(path)
         setattr(self, name, value)
         return value
 

@@ -1,11 +1,12 @@
 """Keeps what the module and the function do inside their own process, except for `os.environ`, which is the point.
 
-Done without effect: installing signal handlers, timers and event loop policies, sending signals, changing limits, the
-start method or the process group, starting `multiprocessing` processes. A PermissionError for the caller: opening a file
-for writing, changing the file system, connecting, binding, sending, resolving a host name, starting a program, forking.
-Ending the process with `os._exit` or `os.abort` is a SystemExit. Exit handlers never run: the child leaves by `os._exit`.
+Done without effect: installing signal handlers, timers and event loop policies; sending signals; changing limits, the
+start method or the process group; starting `multiprocessing` processes. A PermissionError for the caller: opening a
+file for writing; changing the file system; connecting, binding, sending; resolving a host name; starting a program;
+forking. `os._exit` and `os.abort` are a SystemExit. Exit handlers never run: the child leaves by `os._exit`.
 
-This protects the user from code that is about to be deployed anyway; it is no defence against an attacker.
+This protects the user from code that is about to be deployed anyway; it is no defence against an attacker, and what
+goes through ctypes or shared memory is not covered.
 
 Runs in the child: standard library only.
 """
@@ -22,10 +23,15 @@ from typing import Any, NoReturn
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _REFUSED = frozenset(
-    "os.chmod os.chown os.link os.mkdir os.mkfifo os.mknod os.remove os.removexattr os.rename os.rmdir os.setxattr "
-    "os.symlink os.truncate os.utime "
-    "socket.bind socket.connect socket.getaddrinfo socket.gethostbyaddr socket.gethostbyname socket.sendmsg socket.sendto "
-    "os.exec os.fork os.forkpty os.posix_spawn os.system pty.spawn subprocess.Popen".split()
+    f"{module}.{event}"
+    for module, events in {
+        "os": "chmod chown link mkdir mkfifo mknod remove removexattr rename rmdir setxattr symlink truncate utime "
+        "exec fork forkpty posix_spawn system",
+        "socket": "bind connect getaddrinfo gethostbyaddr gethostbyname sendmsg sendto",
+        "subprocess": "Popen",
+        "pty": "spawn",
+    }.items()
+    for event in events.split()
 )
 _on = False
 

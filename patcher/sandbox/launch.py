@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ _CHILD = Path(__file__).with_name("child.py")
 # A shared libpython may be found through these; every other variable is the job's to set.
 _NEEDED_TO_START = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
 _TAIL = 4000
+_NO_ANSWER = "no answer"
 
 
 @dataclass(frozen=True)
@@ -43,13 +46,13 @@ def ask(job: Mapping[str, object], *, python: str | os.PathLike[str] | None, tim
     Raises Surroundings where that interpreter does not start, or is older than Python 3.10.
     """
     question = json.dumps(job).encode()
-    executable = os.fspath(python or sys.executable)
+    executable = _found(os.fspath(python or sys.executable))
     with _temporary(executable) as report, _temporary(executable) as printed:
         ended = _run(executable, question, report, printed, timeout)
         documents = [json.loads(line) for line in _lines(report)]
         printed.seek(0)
         answers = Answers(tuple(documents[1:]), printed.read(), ended)
-    if not documents:
+    if not documents and not ended.startswith(_NO_ANSWER):
         raise Surroundings(
             f"the sandbox's interpreter does not work: {ended}",
             where=executable,
@@ -58,6 +61,12 @@ def ask(job: Mapping[str, object], *, python: str | os.PathLike[str] | None, tim
             hint="name another one with --python",
         )
     return answers
+
+
+def _found(python: str) -> str:
+    """The interpreter's absolute path where it can be found; a virtual environment's link is not followed."""
+    found = shutil.which(python)
+    return str(Path(found).absolute()) if found else python
 
 
 def _temporary(executable: str) -> IO[bytes]:
@@ -89,14 +98,23 @@ def _run(executable: str, question: bytes, report: IO[bytes], printed: IO[bytes]
             where=executable or "(no interpreter)",
             hint="name another one with --python",
         ) from error
-    try:
-        child.communicate(question, timeout=timeout)
-    except subprocess.TimeoutExpired:
-        return f"no answer within {timeout:g} s; it was stopped"
-    finally:
+    stopped: list[float] = []
+
+    def stop() -> None:
         if child.poll() is None:
+            stopped.append(timeout)
             os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+
+    timer = threading.Timer(timeout, stop)  # communicate(timeout=...) would look only every 50 ms
+    timer.start()
+    try:
+        child.communicate(question)
+    finally:
+        timer.cancel()
+        stop()
+        child.wait()
+    if stopped:
+        return f"{_NO_ANSWER} within {timeout:g} s; the interpreter was stopped"
     return f"the interpreter ended with status {child.returncode} before it answered"
 
 

@@ -1,7 +1,8 @@
 """The argument of the function under test: an object with the attributes of a case and sensible ones besides.
 
-What a case does not name is, by its name: a flag (`enable_...`, `disable_...`, ...) False, a count (`..._size`,
-`nnodes`, `num_...`) 1, a rank 0, something custom (`custom_...`, `..._handler`) None, anything else a false `Stub`.
+What a case does not name is, by its name: a setting that is off (`enable_...`, `disable_...`, ...) False, a question
+(`is_...`, `use_...`, ...) also False, asked with or without a call, a count (`..._size`, `nnodes`, `num_...`) 1, a rank
+0, something custom (`custom_...`, `..._handler`) None, anything else a false `Stub`.
 
 Runs in the child: standard library only.
 """
@@ -13,8 +14,20 @@ from collections.abc import Mapping
 
 from patcher.sandbox.stubs import StandIn
 
+
+class _No(int):
+    """False, and when called, False."""
+
+    def __call__(self, *args: object, **kwargs: object) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return "False"
+
+
 _BY_NAME: tuple[tuple[re.Pattern[str], object], ...] = (
-    (re.compile(r"(enable|disable|use|is|has|skip|allow|should|with|no)_"), False),
+    (re.compile(r"(enable|disable|skip|allow|with|no)_"), False),
+    (re.compile(r"(is|has|use|should)_"), _No()),
     (re.compile(r"num_|(.*_)?(size|nnodes)$"), 1),
     (re.compile(r"(.*_)?rank$"), 0),
     (re.compile(r"custom_|.*_handler$"), None),
@@ -35,5 +48,4 @@ class _ServerArgs(StandIn):
         for pattern, value in _BY_NAME:
             if pattern.match(name):
                 return value
-        value = super().__getattr__(name)
-        return value
+        return super().__getattr__(name)

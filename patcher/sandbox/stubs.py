@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from opcode import opmap
 from typing import Any
 
@@ -94,15 +94,15 @@ class StrictBase(StubBase):
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
+        """What `forward` does."""
         return self.forward(*args, **kwargs)
 
     def register_buffer(self, name: str, value: object, persistent: bool = True) -> None:
+        """Set the attribute."""
         setattr(self, name, value)
 
     def register_parameter(self, name: str, value: object) -> None:
-        setattr(self, name, value)
-
-    def add_module(self, name: str, value: object) -> None:
+        """Set the attribute."""
         setattr(self, name, value)
 
 
@@ -133,6 +133,7 @@ class Stub:
         return value
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The only argument, if it was decorated or is the stand-in; otherwise a stub."""
         if len(args) == 1:
             (only,) = args
             if isinstance(only, StandIn) or (not kwargs and _can_be_decorated(only)):
@@ -166,6 +167,8 @@ class Stub:
         return (self._class(),)
 
     def _class(self) -> type:
+        if isinstance(self._stub_made_by, Stub) and self._stub_path.endswith("[...]"):
+            return self._stub_made_by._class()
         if self._stub_base is None:
             base = named("torch.nn.Module") if self._stub_path.startswith("torch.nn.") else StubBase
             vars(self)["_stub_base"] = type(self.__name__, (base,), {"__module__": self.__module__})
@@ -178,7 +181,7 @@ class Stub:
         return self.__subclasscheck__(type(instance))
 
     def __subclasscheck__(self, subclass: object) -> bool:
-        return subclass is self or (self._stub_base is not None and self._stub_base in getattr(subclass, "__mro__", ()))
+        return subclass is self or bool({self._stub_base} & set(getattr(subclass, "__mro__", ())))
 
     # As a container, an iterator and a context.
 
@@ -218,7 +221,7 @@ class Stub:
     async def __anext__(self) -> Any:
         raise StopAsyncIteration
 
-    def __await__(self) -> Iterator[Any]:
+    def __await__(self) -> Generator[Any, None, Any]:
         yield from ()
         return self._derived("()")
 
@@ -263,10 +266,9 @@ def _give_operators(cls: type) -> None:
     def ordering(with_zero: Callable[[Any], bool], with_equal: bool) -> Callable[..., object]:
         return lambda self, other: with_zero(other) if isinstance(other, (int, float)) else with_equal
 
-    binary = "add sub mul truediv floordiv mod pow matmul and xor lshift rshift divmod".split()
-    for name in [*binary, *(f"r{name}" for name in binary), *(f"i{name}" for name in binary if name != "divmod")]:
-        setattr(cls, f"__{name}__", deriving(f".{name}()"))
-    for name in "neg pos abs invert round floor ceil trunc".split():
+    binary = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "xor", "lshift", "rshift"]
+    unary = ["neg", "pos", "abs", "invert", "round", "floor", "ceil", "trunc"]
+    for name in [*unary, *(prefix + name for name in binary for prefix in ("", "r", "i"))]:
         setattr(cls, f"__{name}__", deriving(f".{name}()"))
     values = {"bool": False, "len": 0, "int": 0, "index": 0, "float": 0.0, "complex": 0j, "contains": False}
     for name, value in values.items():

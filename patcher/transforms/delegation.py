@@ -10,7 +10,6 @@ import libcst as cst
 from patcher.patch import Finding, Outcome, Rewritten, State
 from patcher.source import Source
 from patcher.transforms.syntax import (
-    after_a_blank_line,
     definitions,
     dotted,
     line_of,
@@ -103,7 +102,9 @@ def _already(module: cst.Module, node: cst.ClassDef, methods: Sequence[Method]) 
         return None
     line = line_of(module, there[defined[0]])
     if not missing:
-        return Finding(State.UPSTREAM, f"{name} has {' and '.join(_both(defined))} already, from line {line}", line=line)
+        return Finding(
+            State.UPSTREAM, f"{name} has {' and '.join(_both(defined))} already, from line {line}", line=line
+        )
     return Finding(
         State.PARTIAL,
         f"{name} has {', '.join(defined)} already, and not by sglang-patch, but no {', '.join(missing)}",
@@ -137,8 +138,8 @@ def _added(
     imported = module_names(module)
     text = "".join(f"# {line}\n" for line in comment)
     text += "\n".join(_method(node.name.value, to, method, imported) for method in methods)
-    first, *rest = parse_statements(module, text)
-    return replace_body(module, node, [*node.body.body, after_a_blank_line(first), *rest])
+    inserted = parse_statements(module, text)
+    return replace_body(module, node, [*node.body.body, *inserted])
 
 
 def _method(class_name: str, to: str, method: Method, imported: set[str]) -> str:
@@ -158,7 +159,9 @@ def _method(class_name: str, to: str, method: Method, imported: set[str]) -> str
     lines += [
         f'inner = getattr(self, "{to}", None)',
         "if inner is None:",
-        f'    raise AttributeError("{class_name} has no {to}")',
+        "    raise AttributeError(",
+        f'        "{class_name} has no {to}"',
+        "    )",
         f'if not hasattr(inner, "{method.name}"):',
         "    raise AttributeError(",
         f'        f"{{type(inner).__name__}}, the {to}, has no {method.name}()"',

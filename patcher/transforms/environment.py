@@ -16,7 +16,6 @@ from patcher.patch import Finding, Outcome, Rewritten, State
 from patcher.source import Source
 from patcher.transforms.syntax import (
     Found,
-    after_a_blank_line,
     definitions,
     dotted,
     line_of,
@@ -27,7 +26,6 @@ from patcher.transforms.syntax import (
     walk,
     walk_here,
 )
-
 
 # The block's source, given how the module names the environment (`os.environ`) and the settings object (or None).
 Block: TypeAlias = Callable[[str, str | None], str]
@@ -157,7 +155,9 @@ def _already(module: cst.Module, node: cst.FunctionDef, defaults: Collection[tup
     others = sorted({write.name for write in own} - alike)
     line = line_of(module, own[0].node)
     if alike == set(wanted) and not others:
-        return Finding(State.UPSTREAM, f"{node.name.value} sets all of these defaults itself, from line {line}", line=line)
+        return Finding(
+            State.UPSTREAM, f"{node.name.value} sets all of these defaults itself, from line {line}", line=line
+        )
     there = ", ".join(sorted({write.name for write in own}))
     return Finding(
         State.PARTIAL,
@@ -226,8 +226,8 @@ def _inserted(
             expected=f"no return before the last {names} setting at line {line_of(module, body[at])}",
         )
     environ = "os.environ" if "os" in module_names(module) else "environ"
-    first, *rest = parse_statements(module, block(environ, _settings(found, body[: at + 1], flags)))
-    new = [*body[: at + 1], after_a_blank_line(first), *rest, *body[at + 1 :]]
+    inserted = parse_statements(module, block(environ, _settings(found, body[: at + 1], flags)))
+    new = [*body[: at + 1], *inserted, *body[at + 1 :]]
     return Rewritten(source.with_module(replace_body(module, node, new)))
 
 
@@ -240,7 +240,8 @@ def _sets(statement: cst.CSTNode, prefixes: tuple[str, ...]) -> bool:
 
 def _calls(statement: cst.CSTNode, name: str) -> bool:
     return any(
-        isinstance(inner, cst.Call) and (dotted(inner.func) or "").rpartition(".")[2] == name for inner in walk_here(statement)
+        isinstance(inner, cst.Call) and (dotted(inner.func) or "").rpartition(".")[2] == name
+        for inner in walk_here(statement)
     )
 
 

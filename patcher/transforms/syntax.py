@@ -36,7 +36,9 @@ def _definitions(body: Sequence[cst.CSTNode], classes: tuple[cst.ClassDef, ...])
         elif isinstance(node, cst.ClassDef):
             yield Found(node, classes)
             yield from _definitions(node.body.body, (*classes, node))
-        elif isinstance(node, cst.If | cst.Else | cst.Try | cst.ExceptHandler | cst.Finally | cst.With | cst.IndentedBlock):
+        elif isinstance(
+            node, cst.If | cst.Else | cst.Try | cst.ExceptHandler | cst.Finally | cst.With | cst.IndentedBlock
+        ):
             yield from _definitions(node.children, classes)
 
 
@@ -70,22 +72,27 @@ def replace_body(module: cst.Module, node: Definition, body: Sequence[cst.BaseSt
 
 
 def parse_statements(module: cst.Module, text: str) -> list[cst.BaseStatement]:
-    """The statements of a text, in the module's indentation and line endings."""
+    """The statements of a text, in the module's indentation and line endings, an empty line before the first."""
     parsed = cst.parse_module(text, config=module.config_for_parsing)
     first, *rest = parsed.body
-    if parsed.header:
-        first = first.with_changes(leading_lines=[*parsed.header, *_leading_lines(first)])
-    return [cst.ensure_type(statement, cst.BaseStatement) for statement in (first, *rest)]
+    blank = cst.EmptyLine(indent=False)
+    return [
+        _led_by(first, [blank, *parsed.header, *_leading_lines(first)]),
+        *(_led_by(one, _leading_lines(one)) for one in rest),
+    ]
 
 
 def _leading_lines(statement: cst.CSTNode) -> Sequence[cst.EmptyLine]:
-    lines = getattr(statement, "leading_lines", ())
-    return list(lines)
+    return list(getattr(statement, "leading_lines", ()))
 
 
-def after_a_blank_line(statement: cst.BaseStatement) -> cst.BaseStatement:
-    """The statement with one empty line before its comments."""
-    return statement.with_changes(leading_lines=[cst.EmptyLine(indent=False), *_leading_lines(statement)])
+def _led_by(
+    statement: cst.SimpleStatementLine | cst.BaseCompoundStatement, lines: Sequence[cst.EmptyLine]
+) -> cst.BaseStatement:
+    """The statement behind these lines, of which the empty ones are really empty."""
+    return statement.with_changes(
+        leading_lines=[line if line.comment else line.with_changes(indent=False) for line in lines]
+    )
 
 
 def module_names(module: cst.Module) -> set[str]:

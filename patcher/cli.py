@@ -1,0 +1,333 @@
+"""The command line: parse, call `patcher.api`, print. `main` is the one place that turns outcomes into exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from patcher import __version__, report
+from patcher.api import LOCK_TIMEOUT, Check, Result, Workplace
+from patcher.errors import Interrupted, PatcherError, UsageError
+from patcher.options import Group, Options
+from patcher.target import Target
+
+NOT_IN_PLACE = 1
+
+
+class _PatchId(click.ParamType[str]):
+    """A patch id, which the shell can complete."""
+
+    name = "id"
+
+    def shell_complete(self, context: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        from patcher.catalog import collect
+
+        return [
+            CompletionItem(name, help=one.summary) for name, one in collect().items() if name.startswith(incomplete)
+        ]
+
+
+class _Profile(_PatchId):
+    """A profile of any patch, which the shell can complete."""
+
+    name = "name"
+
+    def shell_complete(self, context: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        from patcher.catalog import collect
+
+        profiles = {name: profile for one in collect().values() for name, profile in one.profiles.items()}
+        return [CompletionItem(name, help=one.summary) for name, one in profiles.items() if name.startswith(incomplete)]
+
+
+ids = click.argument("ids", metavar="[ID]...", nargs=-1, type=_PatchId())
+dry_run = click.option("--dry-run", is_flag=True, help="Show what would be done, with the diff, and write nothing.")
+
+
+@click.group(
+    cls=Group,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="""\b
+Examples:
+  sglang-patch --target /opt/venv status
+  sglang-patch --target /opt/venv apply
+  sglang-patch --target /opt/venv check && exec python -m sglang.launch_server ...
+  sglang-patch --target /opt/venv revert --all
+
+\b
+Exit codes:
+  0  what was asked for holds now      3  a patch does not fit; nothing was changed
+  1  something is not in place         4  the surroundings are in the way; nothing was changed
+  2  the command line is wrong         130  interrupted; nothing is half-done
+
+Without --target and --python the target is SGLANG_PATCH_TARGET, else the SGLang of the interpreter that runs this.
+""",
+)
+@click.version_option(__version__, prog_name="sglang-patch")
+def cli() -> None:
+    """Keep local source patches on an installed SGLang: apply, check, revert byte for byte."""
+
+
+def _options() -> Options:
+    return click.get_current_context().ensure_object(Options)
+
+
+def _workplace() -> Workplace:
+    options = _options()
+    if options.target and options.python:
+        raise UsageError("--target and --python name two targets", hint="give one of them")
+    target = Target.find(options.target, python=options.python)
+    timeout = LOCK_TIMEOUT if options.lock_timeout is None else options.lock_timeout
+    return Workplace.of(target, patches=options.patches, ledger=options.ledger, lock_timeout=timeout)
+
+
+def _print_json(document: object) -> None:
+    click.echo(json.dumps(document, indent=2))
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  sglang-patch apply
+  sglang-patch apply nccl-defaults --profile pcie-throughput
+  sglang-patch apply nccl-defaults --set NCCL_MAX_NCHANNELS=8 --set NCCL_P2P_LEVEL=
+  sglang-patch apply --dry-run
+"""
+)
+@ids
+@click.option("--profile", metavar="NAME", type=_Profile(), help="The named set of parameters.")
+@click.option(
+    "--set", "settings", metavar="KEY=VALUE", multiple=True, help="One parameter; an empty value leaves it out."
+)
+@dry_run
+def apply(ids: Sequence[str], profile: str | None, settings: Sequence[str], dry_run: bool) -> int:
+    """Put patches in place, all or nothing; without an ID the whole catalog.
+
+    A patch that this SGLang has no place for is skipped, unless it is asked for by name. Parameters that were chosen
+    before stay until others are named.
+    """
+    from patcher import api
+
+    place = _workplace()
+    overrides = dict(_setting(text) for text in settings)
+    return _report(place, api.apply(place, ids, profile=profile, overrides=overrides, dry_run=dry_run), dry_run=dry_run)
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UsageError(f"--set {text!r} is no KEY=VALUE", expected="--set NCCL_PROTO=LL")
+    return key, value
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  sglang-patch revert nccl-defaults
+  sglang-patch revert --all
+"""
+)
+@ids
+@click.option("--all", "everything", is_flag=True, help="Every patch that is recorded.")
+@dry_run
+def revert(ids: Sequence[str], everything: bool, dry_run: bool) -> int:
+    """Take patches out, in any order, byte for byte. The patch's own code is not needed."""
+    from patcher import api
+
+    if bool(ids) == everything:
+        raise UsageError(
+            "revert needs the patches to take out, or --all" if not ids else "revert takes IDs or --all, not both",
+            hint="sglang-patch revert --all",
+        )
+    place = _workplace()
+    return _report(place, api.revert(place, ids, dry_run=dry_run), dry_run=dry_run)
+
+
+def _report(place: Workplace, done: Result, *, dry_run: bool) -> int:
+    """Print the outcome of an operation; its exit code."""
+    from patcher import api
+
+    diff = api.preview(done.plan) if dry_run else ""
+    if _options().as_json:
+        _print_json(report.result(done, place.target, dry_run=dry_run, diff=diff if dry_run else None))
+    else:
+        from patcher import display
+
+        display.result(done, dry_run=dry_run, diff=diff)
+    for notice in done.plan.notices:
+        click.secho(f"note: {notice}", err=True, fg="yellow")
+    for step in done.plan.refused:
+        status = step.status
+        raised = PatcherError(
+            f"{step.id}: {step.reason}; nothing was changed",
+            where=str(place.target.path / status.where) if status.where else None,
+            expected=status.expected,
+            found=status.found,
+            hint=status.hint,
+        )
+        click.secho(str(raised), err=True, fg="red")
+    return 3 if done.plan.refused else 0
+
+
+@cli.command(epilog="\b\nExamples:\n  sglang-patch status\n  sglang-patch status --exit-code --json")
+@click.option("--exit-code", is_flag=True, help="Exit 1 unless everything that is recorded is in place.")
+def status(exit_code: bool) -> int:
+    """Every known patch and its state, the target, the digest."""
+    from patcher import api
+
+    place = _workplace()
+    seen = api.status(place)
+    if _options().as_json:
+        _print_json(report.status(seen))
+    else:
+        from patcher import display
+
+        display.status(seen)
+    return NOT_IN_PLACE if exit_code and not api.check(place).in_place else 0
+
+
+@cli.command(epilog="\b\nExamples:\n  sglang-patch check\n  sglang-patch check nccl-defaults && systemctl start sglang")
+@ids
+def check(ids: Sequence[str]) -> int:
+    """Is everything that is recorded, or exactly what is named, in place? Reads only; exit 0 or 1.
+
+    On a target with nothing recorded, the whole catalog is checked, as a bare apply would take it.
+    """
+    from patcher import api
+
+    seen = api.check(_workplace(), ids)
+    if _options().as_json:
+        _print_json(report.check(seen))
+    else:
+        _print_check(seen)
+    return 0 if seen.in_place else NOT_IN_PLACE
+
+
+def _print_check(seen: Check) -> None:
+    for one in seen.missing:
+        details = [one.reason or one.summary, *([f"at {one.where}"] if one.where else [])]
+        advice = f"; type: {one.hint}" if one.hint else ""
+        click.secho(f"{one.id}: {one.state}: {', '.join(details)}{advice}", fg="red")
+    if seen.in_place:
+        names = ", ".join(f"{one.id} ({one.state})" for one in seen.patches)
+        click.secho(f"in place on SGLang {seen.target.version}: {names}", fg="green")
+
+
+@cli.command("list")
+def list_() -> int:
+    """The catalog: every patch that can be applied."""
+    from patcher.catalog import collect
+
+    patches = collect(_options().patches)
+    if _options().as_json:
+        _print_json(report.catalog(patches.values()))
+    else:
+        from patcher import display
+
+        display.catalog(patches.values())
+    return 0
+
+
+@cli.command(epilog="\b\nExample:\n  sglang-patch show nccl-defaults")
+@click.argument("patch_id", metavar="ID", type=_PatchId())
+def show(patch_id: str) -> int:
+    """One patch: why, for which releases, profiles and parameters, when to retire it."""
+    from patcher.catalog import collect
+
+    patches = collect(_options().patches)
+    one = patches[patches.known(patch_id)]
+    if _options().as_json:
+        _print_json({"schema": 1, "patch": report.patch(one)})
+    else:
+        from patcher import display
+
+        display.patch(one)
+    return 0
+
+
+@cli.command(epilog="\b\nExamples:\n  sglang-patch diff\n  sglang-patch diff kimi-k25-eagle3 > kimi.patch")
+@ids
+def diff(ids: Sequence[str]) -> int:
+    """What is changed on the target, as a unified diff that `git apply` and `patch -p1` take."""
+    from patcher import api
+
+    text = api.diff(_workplace(), ids)
+    if _options().as_json:
+        _print_json({"schema": 1, "diff": text})
+    elif text:
+        from patcher import display
+
+        display.patch_text(text)
+    else:
+        click.echo(
+            "nothing is applied here that could be shown; sglang-patch apply --dry-run shows what would be", err=True
+        )
+    return 0
+
+
+@cli.command()
+def log() -> int:
+    """The ledger's history: every operation, newest first."""
+    from patcher import api
+
+    place = _workplace()
+    entries = api.log(place)
+    if _options().as_json:
+        _print_json(report.log(entries))
+    else:
+        from patcher import display
+
+        display.log(entries)
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; nothing is raised but SystemExit by shell completion."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--json" in arguments
+    try:
+        code = cli.main(arguments, prog_name="sglang-patch", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        usage = f"sglang-patch {context.command.name} --help" if context and context.parent else "sglang-patch --help"
+        return _fail(UsageError(error.format_message(), hint=usage), as_json=as_json)
+    except PatcherError as error:
+        return _fail(error, as_json=as_json)
+    except (KeyboardInterrupt, click.Abort):
+        return _fail(Interrupted("interrupted; nothing is half-done"), as_json=as_json)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # noqa: BLE001 (the last resort: a fault of ours, told without a traceback)
+        return _fail(_crash(error), as_json=as_json)
+
+
+def _fail(error: PatcherError, *, as_json: bool) -> int:
+    if as_json:
+        _print_json(error.as_json())
+    click.secho(f"sglang-patch: {error}", err=True, fg="red")
+    return error.exit_code
+
+
+def _crash(error: Exception) -> PatcherError:
+    """A fault of this program, with its traceback kept in a file."""
+    with tempfile.NamedTemporaryFile("w", prefix="sglang-patch-crash-", suffix=".txt", delete=False) as file:
+        file.write(f"sglang-patch {__version__}, Python {sys.version}\n{traceback.format_exc()}")
+    fault = PatcherError(
+        f"this is a fault of sglang-patch: {type(error).__name__}: {error}",
+        where=file.name,
+        hint="please report it with that file",
+    )
+    fault.kind = "fault"
+    return fault

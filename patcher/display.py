@@ -1,0 +1,186 @@
+"""What people see: tables, states in colour, diffs. Colours only on a terminal, and not with NO_COLOR."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import time
+from collections.abc import Iterable
+from functools import cache
+
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from patcher.api import Result, Status
+from patcher.ledger import Entry
+from patcher.patch import Patch, State
+from patcher.plan import Action, Step, inserted
+from patcher.survey import PatchStatus
+
+_COLOURS = {
+    State.APPLIED: "green",
+    State.UPSTREAM: "green",
+    State.NOT_APPLIED: "yellow",
+    State.ABSENT: "dim",
+    State.OUTDATED: "yellow",
+    State.DRIFTED: "red",
+    State.LOST: "red",
+    State.PARTIAL: "red",
+    State.CONFLICT: "red",
+}
+
+
+@cache
+def console() -> Console:
+    """Standard output; as wide as it takes where it is no terminal, so that nothing is folded in a pipe."""
+    return Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 10_000)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=column in ("PATCH", "STATE", "COMMIT", "WHEN"))
+    return table
+
+
+def _print(table: Table) -> None:
+    """Print a table without the blanks that pad its last column."""
+    if console().is_terminal:
+        console().print(table)
+        return
+    with console().capture() as captured:
+        console().print(table)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+
+def status(seen: Status) -> None:
+    """The target, every patch, the digest, and what to type next."""
+    _target_line(seen)
+    table = _table("PATCH", "STATE", "REV", "PROFILE", "WHAT")
+    for one in seen.patches:
+        state = Text(str(one.state), style=_COLOURS[one.state])
+        table.add_row(one.id, state, str(one.revision), _profile(one), one.reason or one.summary)
+    _print(table)
+    for one in seen.patches:
+        _details(one)
+    console().print(f"digest  {seen.digest}")
+    console().print(f"ledger  {seen.ledger}{'' if seen.head else '  (nothing recorded yet)'}", style="dim")
+
+
+def _target_line(seen: Status) -> None:
+    target = seen.target
+    says = target.metadata_version
+    lie = f", although its metadata says {says}" if says and says != target.version else ""
+    console().print(f"SGLang {target.version or '(unknown version)'}{lie}, {target.kind}: {target.path}")
+
+
+def _profile(one: PatchStatus) -> str:
+    return one.profile or "-"
+
+
+def _details(one: PatchStatus) -> None:
+    """Where, expected, found and what to type, for a patch that needs a look."""
+    if one.state in (State.APPLIED, State.UPSTREAM, State.ABSENT):
+        return
+    lines = [("at", one.where), ("expected", one.expected), ("found", one.found), ("type", one.hint)]
+    for name, value in lines:
+        if value:
+            console().print(Text(f"  {one.id} {name}: {value}", style="dim"))
+
+
+def result(done: Result, *, dry_run: bool, diff: str) -> None:
+    """What was done, or with a dry run what would be."""
+    plan = done.plan
+    if done.recovered:
+        console().print(done.recovered)
+    if diff:
+        patch_text(diff)
+    for step in plan.steps:
+        console().print(_step(step, done, dry_run=dry_run))
+    if plan.refused:
+        return
+    if dry_run and plan.does_something:
+        console().print(f"nothing was written; to do it: sglang-patch {plan.operation} ...", style="dim")
+    elif not plan.does_something:
+        console().print("nothing to do: no file was touched", style="dim")
+
+
+def _step(step: Step, done: Result, *, dry_run: bool) -> Text:
+    would = "would " if dry_run and step.action not in (Action.KEEP, Action.SKIP, Action.REFUSE) else ""
+    source = done.plan.after if done.plan.operation == "apply" else done.plan.before
+    application = source.application(step.id)
+    files = application.files if application else ()
+    changed = ", ".join(
+        f"{file.path} ({inserted(file.hunks):+d} lines, line {file.hunks[0].line})" for file in files if file.hunks
+    )
+    text, style = {
+        Action.APPLY: (f"{would}apply  {step.id}  {changed}", "green"),
+        Action.UPDATE: (f"{would}update  {step.id}  {step.reason}", "green"),
+        Action.KEEP: (f"in place  {step.id}  revision {step.status.revision}, {_profile(step.status)}", "green"),
+        Action.SKIP: (f"skipped  {step.id}  {step.status.state}: {step.reason}", "dim"),
+        Action.REVERT: (f"{would}revert  {step.id}  {changed.replace('+', '-')}", "green"),
+        Action.FORGET: (f"{would}forget  {step.id}  {step.reason}", "yellow"),
+        Action.REFUSE: (f"refused  {step.id}  {step.status.state}: {step.reason}", "red"),
+    }[step.action]
+    return Text(text.rstrip(), style=style)
+
+
+def patch_text(text: str) -> None:
+    """A unified diff, in colour on a terminal and as it is elsewhere."""
+    if console().is_terminal and not console().no_color:
+        console().print(Syntax(text.encode("utf-8", "replace").decode(), "diff", background_color="default"))
+    else:
+        sys.stdout.write(text.encode("utf-8", "replace").decode())
+
+
+def catalog(patches: Iterable[Patch]) -> None:
+    """The catalog as a table."""
+    table = _table("PATCH", "REV", "FOR", "WHAT")
+    for one in patches:
+        table.add_row(one.id, str(one.revision), one.releases or "any release", one.summary)
+    _print(table)
+    console().print("sglang-patch show ID tells more", style="dim")
+
+
+def patch(one: Patch) -> None:
+    """One patch with everything that it says about itself."""
+    console().print(Text(f"{one.id}, revision {one.revision}: {one.summary}", style="bold"))
+    _paragraph("", one.why)
+    fields = [
+        ("releases", one.releases or "any"),
+        ("upstream", one.upstream),
+        ("retire", one.retire),
+        ("file", ", or ".join(path for edit in one.edits for path in edit.paths)),
+    ]
+    for name, value in fields:
+        if value:
+            _paragraph(name, value)
+    for limit in one.limits:
+        _paragraph("limit", limit)
+    for name, profile in one.profiles.items():
+        default = " (the default)" if name == one.default_profile else ""
+        _paragraph("profile", f"{name}{default}: {profile.summary}")
+        for key, value in profile.params.items():
+            console().print(f"            {key}={value}")
+    if one.check_parameter:
+        _paragraph("change", f"sglang-patch apply {one.id} --set NAME=VALUE; --set NAME= leaves one out")
+
+
+def _paragraph(name: str, text: str) -> None:
+    width = min(console().width, 100) - 12
+    for n, line in enumerate(textwrap.wrap(text, max(width, 30), break_on_hyphens=False)):
+        console().print(Text(f"  {name if n == 0 else '':9} {line}" if name else f"  {line}"))
+
+
+def log(entries: Iterable[Entry]) -> None:
+    """The ledger's operations, newest first."""
+    table = _table("COMMIT", "WHEN", "WHAT")
+    for entry in entries:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.time))
+        table.add_row(entry.commit[:12], when, entry.subject)
+    if table.row_count:
+        _print(table)
+    else:
+        console().print("nothing was ever recorded for this target", style="dim")

@@ -1,0 +1,132 @@
+"""The JSON documents: one function a command, plain dictionaries, schema 1. Documented in docs/json.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from patcher.patch import Patch
+from patcher.survey import PatchStatus
+
+if TYPE_CHECKING:
+    from patcher.api import Check, Result, Status
+    from patcher.ledger import Entry
+    from patcher.target import Target
+
+Document = dict[str, object]
+
+
+def patch_status(status: PatchStatus) -> Document:
+    """One element of `patches`."""
+    return {
+        "id": status.id,
+        "state": str(status.state),
+        "revision": status.revision,
+        "profile": status.profile,
+        "params": dict(status.params),
+        "reason": status.reason,
+        "where": status.where,
+        "expected": status.expected,
+        "found": status.found,
+        "hint": status.hint,
+        "files": [{"path": path, "sha256": sha256} for path, sha256 in status.files],
+    }
+
+
+def status(seen: Status) -> Document:
+    """The document of `status`."""
+    return {
+        "schema": 1,
+        "target": seen.target.describe(),
+        "patches": [patch_status(one) for one in seen.patches],
+        "digest": seen.digest,
+        "ledger": {"path": str(seen.ledger), "head": seen.head},
+    }
+
+
+def check(seen: Check) -> Document:
+    """The document of `check`."""
+    return {
+        "schema": 1,
+        "target": seen.target.describe(),
+        "in_place": seen.in_place,
+        "patches": [
+            {**patch_status(one), "in_place": one.state.in_place(by_name=one.id in seen.by_name)}
+            for one in seen.patches
+        ],
+    }
+
+
+def result(done: Result, target: Target, *, dry_run: bool, diff: str | None) -> Document:
+    """The document of `apply` and `revert`; `state` is the state before, `patches` afterwards are in `status`."""
+    plan = done.plan
+    document: Document = {
+        "schema": 1,
+        "operation": plan.operation,
+        "dry_run": dry_run,
+        "changed": done.done,
+        "target": target.describe(),
+        "steps": [
+            {**patch_status(step.status), "action": str(step.action), "reason": step.reason} for step in plan.steps
+        ],
+        "files": [change.path for change in plan.changes],
+        "notices": list(plan.notices),
+        "commit": done.commit,
+        "recovered": done.recovered,
+        "digest": done.status.digest,
+    }
+    if plan.refused:
+        first = plan.refused[0]
+        document["error"] = {
+            "kind": "does-not-fit",
+            "code": 3,
+            "message": f"{first.id}: {first.reason}; nothing was changed",
+            "where": first.status.where,
+            "expected": first.status.expected,
+            "found": first.status.found,
+            "hint": first.status.hint,
+        }
+    return {**document, "diff": diff} if diff is not None else document
+
+
+def catalog(patches: Iterable[Patch]) -> Document:
+    """The document of `list`."""
+    return {"schema": 1, "patches": [patch(one) for one in patches]}
+
+
+def patch(one: Patch) -> Document:
+    """The document of `show`, and an element of `list`."""
+    return {
+        "id": one.id,
+        "revision": one.revision,
+        "summary": one.summary,
+        "why": one.why,
+        "upstream": one.upstream,
+        "retire": one.retire,
+        "releases": one.releases,
+        "limits": list(one.limits),
+        "files": [path for edit in one.edits for path in edit.paths],
+        "default_profile": one.default_profile,
+        "profiles": {
+            name: {"summary": profile.summary, "params": dict(profile.params)} for name, profile in one.profiles.items()
+        },
+        "takes_parameters": one.check_parameter is not None,
+    }
+
+
+def log(entries: Iterable[Entry]) -> Document:
+    """The document of `log`, newest operation first."""
+    return {"schema": 1, "operations": [_entry(entry) for entry in entries]}
+
+
+def _entry(entry: Entry) -> Mapping[str, object]:
+    first = dict(reversed(entry.trailers))
+    return {
+        "commit": entry.commit,
+        "time": entry.time,
+        "subject": entry.subject,
+        "operation": first.get("Operation"),
+        "sglang_version": first.get("SGLang-Version"),
+        "target": first.get("Target"),
+        "patches": entry.all("Patch"),
+    }
