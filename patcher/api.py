@@ -228,6 +228,31 @@ def revert(target: Target | Workplace, ids: Sequence[str] = (), *, dry_run: bool
     return _carry_out(place, plan, dry_run=dry_run)
 
 
+def repair(target: Target | Workplace) -> Result:
+    """Finish or roll back an interrupted operation, and record anew what the bytes prove.
+
+    A ledger that cannot be read is set aside, whole, as `.damaged-N` beside the new one; nothing of it is deleted. No
+    file of SGLang changes, unless an interrupted operation is rolled back.
+    """
+    from patcher import transaction
+    from patcher.repair import plan_repair
+
+    place = _workplace(target)
+    with transaction.locked(place.target, place.ledger, place.lock_timeout):
+        aside = transaction.set_aside_if_damaged(place.ledger)
+        recovered = transaction.recover(place.target, place.ledger)
+        survey = _survey(place)
+        planned = plan_repair(survey)
+        commit = None
+        if planned.does_something:
+            transaction.check_writable(place.target, place.ledger, planned)
+            commit = transaction.execute(place.target, place.ledger, planned, _message(place, planned), _diffs(planned))
+        elif place.ledger.head() is not None:
+            place.ledger.copy_manifest()
+    told = "; ".join(one for one in (aside, recovered) if one) or None
+    return Result(planned, done=commit is not None, commit=commit, status=status(place), recovered=told)
+
+
 def _carry_out(place: Workplace, plan: Callable[[Survey], Plan], *, dry_run: bool) -> Result:
     """Plan, and if there is something to do: lock, recover, plan again, execute."""
     from patcher import transaction
@@ -257,7 +282,7 @@ def _message(place: Workplace, plan: Plan) -> str:
     acted = [step for step in plan.steps if step.action not in (Action.KEEP, Action.SKIP)]
     version = place.target.version
     lines = [f"{plan.operation} {', '.join(step.id for step in acted)} (SGLang {version})", ""]
-    source = plan.after if plan.operation == "apply" else plan.before
+    source = plan.before if plan.operation == "revert" else plan.after
     for step in acted:
         application = source.application(step.id)
         for file in application.files if application else ():

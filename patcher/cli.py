@@ -291,6 +291,18 @@ def log() -> int:
     return 0
 
 
+@cli.command()
+def repair() -> int:
+    """Finish or roll back an interrupted operation; record anew what the bytes prove.
+
+    It changes no file of SGLang but to roll back. A record that cannot be read is set aside, never deleted.
+    """
+    from patcher import api
+
+    place = _workplace()
+    return _report(place, api.repair(place), dry_run=False)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; nothing is raised but SystemExit by shell completion."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)

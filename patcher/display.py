@@ -122,6 +122,7 @@ def _step(step: Step, done: Result, *, dry_run: bool) -> Text:
         Action.SKIP: (f"skipped  {step.id}  {step.status.state}: {step.reason}", "dim"),
         Action.REVERT: (f"{would}revert  {step.id}  {changed.replace('+', '-')}", "green"),
         Action.FORGET: (f"{would}forget  {step.id}  {step.reason}", "yellow"),
+        Action.RECORD: (f"recorded  {step.id}  {step.reason}", "green"),
         Action.REFUSE: (f"refused  {step.id}  {step.status.state}: {step.reason}", "red"),
     }[step.action]
     return Text(text.rstrip(), style=style)

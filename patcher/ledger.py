@@ -103,15 +103,20 @@ class Ledger:
         head = self.head()
         if head is None:
             return EMPTY
+        copy = self._copy(head)
+        if copy is not None:
+            return from_json(copy, str(self.path / COPY))
+        return from_json(self.blob(head, COPY), f"{self.path} {head[:12]}:{COPY}")
+
+    def _copy(self, head: str) -> bytes | None:
+        """The copied manifest if it is that of the branch's commit, else None."""
         try:
             first, _, rest = (self.path / COPY).read_bytes().partition(b"\n")
-            if json.loads(first) == {"commit": head}:
-                return from_json(rest, str(self.path / COPY))
+            return rest if json.loads(first) == {"commit": head} else None
         except (FileNotFoundError, NotADirectoryError, ValueError):
-            pass  # the commit has it
+            return None
         except OSError as error:
             raise self._unreadable(error) from error
-        return from_json(self.blob(head, COPY), f"{self.path} {head[:12]}:{COPY}")
 
     def _unreadable(self, error: OSError) -> NotPermitted:
         return NotPermitted(

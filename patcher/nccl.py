@@ -140,8 +140,7 @@ def check_variable(name: str, value: str) -> str | None:
 
     A variable without a grammar here is free text. The grammars follow NCCL 2.24 and later; see the tables above.
     """
-    refusal = check_name(name)
-    if refusal:
+    if refusal := check_name(name):
         return refusal
     if not value:
         return f"{name} has an empty value; leave the variable out instead."
@@ -190,11 +189,8 @@ def overridden_by_defaults(
     holding: dict[str, ConfSetting] = {}
     for setting in conf_settings(environ, system_file=system_file):
         holding.setdefault(setting.name, setting)
-    return [
-        setting
-        for name, setting in holding.items()
-        if name in defaults and name not in environ and setting.value != defaults[name]
-    ]
+    put = {name: value for name, value in defaults.items() if name not in environ}
+    return [setting for name, setting in holding.items() if name in put and setting.value != put[name]]
 
 
 def _refuse_name(name: str) -> str:
@@ -258,8 +254,8 @@ def _check_integer(name: str, value: str, allowed: Sequence[int]) -> str | None:
     if plain:
         return f"NCCL does not take {value} for {name}; write {wanted}."
     multiplied = _MULTIPLIED.fullmatch(value)
-    intended = int(multiplied[1]) * _MULTIPLIERS[multiplied[2].upper()] if multiplied else None
-    advice = str(intended) if intended in allowed else f"{wanted}, in plain decimal digits"
+    intended = int(multiplied[1]) * _MULTIPLIERS[multiplied[2].upper()] if multiplied else 0
+    advice = str(intended) if multiplied and intended in allowed else f"{wanted}, in plain decimal digits"
     return f"NCCL would read {name}={value!r} as {_c_integer(value)} or ignore it; write {advice}."
 
 
@@ -296,9 +292,6 @@ def _read_conf(path: Path) -> list[ConfSetting]:
         text = os.fsdecode(path.read_bytes()) if path.is_file() else ""
     except (OSError, ValueError):
         return []
-    settings = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        name, equals, value = line.partition("=")
-        if name and equals and not name.startswith("#"):
-            settings.append(ConfSetting(name, value, path, number))
-    return settings
+    numbered = enumerate((line.partition("=") for line in text.split("\n")), start=1)
+    settings = [ConfSetting(name, value, path, number) for number, (name, equals, value) in numbered if name and equals]
+    return [setting for setting in settings if not setting.name.startswith("#")]

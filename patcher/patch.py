@@ -110,7 +110,8 @@ class Patch:
     """An id, a revision, what it is for, its parameters and its edits.
 
     `revision` grows whenever the code that a patch inserts changes. `check_parameter(name, value)` returns None, or a
-    sentence naming the parameter and why it is refused; without it the patch takes no parameters. A parameter set to the empty string is left out.
+    sentence naming the parameter and why it is refused; without it the patch takes no parameters. A parameter set to
+    the empty string is left out.
     `notices(params, environ)` returns warnings for the machine that it is applied on. `releases` is a PEP 440 specifier
     of the SGLang releases that the patch is meant for; it informs, the source decides.
     """

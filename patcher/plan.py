@@ -26,6 +26,7 @@ class Action(str, Enum):
     SKIP = "skip"
     REVERT = "revert"
     FORGET = "forget"
+    RECORD = "record"
     REFUSE = "refuse"
 
     __str__ = str.__str__
@@ -121,7 +122,9 @@ def plan_apply(survey: Survey, requests: Sequence[Request], environ: Mapping[str
         refused = [_refuse(step, composed) if step.id == composed.id else step for step in steps]
         return replace(nothing, steps=tuple(refused))
     applications, texts = composed
-    return replace(nothing, after=_manifest(survey, applications, texts), changes=_changes(survey, applications, texts))
+    return replace(
+        nothing, after=manifest_of(survey, applications, texts), changes=_changes(survey, applications, texts)
+    )
 
 
 def _decide(survey: Survey, request: Request) -> tuple[Step, _Wanted | None]:
@@ -335,7 +338,7 @@ def plan_revert(survey: Survey, ids: Sequence[str]) -> Plan:
         return plan
     gone = {step.id for step in steps if step.action in (Action.REVERT, Action.FORGET)}
     applications = _with_places((one for one in before.applications if one.id not in gone), texts)
-    return replace(plan, after=_manifest(survey, applications, texts), changes=_changes(survey, applications, texts))
+    return replace(plan, after=manifest_of(survey, applications, texts), changes=_changes(survey, applications, texts))
 
 
 def _take_out(survey: Survey, patch_id: str, texts: _Texts, ids: set[str]) -> Step:
@@ -374,7 +377,7 @@ def _standing_on(survey: Survey, lower: Application, path: str, text: bytes, ids
     ]
 
 
-def _manifest(survey: Survey, applications: Sequence[Application], texts: _Texts) -> Manifest:
+def manifest_of(survey: Survey, applications: Sequence[Application], texts: _Texts) -> Manifest:
     """The record after the operation: a file that has no patch any more has no record."""
     paths = list(dict.fromkeys(file.path for one in applications for file in one.files))
     files = tuple(_record(survey, applications, path, texts.get(path, survey.text(path))) for path in sorted(paths))

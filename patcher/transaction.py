@@ -238,6 +238,24 @@ def _end_journal(ledger: Ledger) -> None:
     fsync_directory(ledger.path)
 
 
+def set_aside_if_damaged(ledger: Ledger) -> str | None:
+    """Move a ledger that cannot be read out of the way, holding the lock; one sentence on it, or None."""
+    try:
+        ledger.manifest()
+        return None
+    except LedgerDamaged as error:
+        aside = next(
+            ledger.path / f".damaged-{n}" for n in range(1, 10**6) if not (ledger.path / f".damaged-{n}").exists()
+        )
+        aside.mkdir()
+        kept = {ledger.lock.name, HOLDER, ".gitignore", aside.name}
+        for entry in sorted(ledger.path.iterdir()):
+            if entry.name not in kept and not entry.name.startswith(".damaged-"):
+                entry.rename(aside / entry.name)
+        fsync_directory(ledger.path)
+        return f"the record could not be read ({error.found or error.message}) and is set aside in {aside}"
+
+
 def recover(target: Target, ledger: Ledger) -> str | None:
     """Finish or roll back an interrupted operation, holding the lock; one sentence on what was done, or None.
 

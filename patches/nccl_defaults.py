@@ -6,7 +6,7 @@ every scheduler. The inserted block keeps out of the way of what it would break;
 
 from collections.abc import Mapping, Sequence
 
-from patcher.nccl import check_name, check_variable, overridden_by_defaults
+from patcher.nccl import check_name, check_variable, conf_settings, overridden_by_defaults
 from patcher.patch import Edit, Example, Outcome, Params, Patch, Profile, State
 from patcher.source import Source
 
@@ -107,12 +107,21 @@ def check_parameter(name: str, value: str) -> str | None:
 
 
 def notices(params: Params, environ: Mapping[str, str]) -> list[str]:
-    """What a default would override on this machine: NCCL's configuration files lose to the environment."""
-    return [
+    """What NCCL's configuration files say against the defaults: they lose to the environment, and it cannot see them."""
+    overridden = [
         f"{setting.path}:{setting.line} sets {setting.name}={setting.value}, which the default {params[setting.name]}"
         f" would override in SGLang; leave it out with --set {setting.name}="
         for setting in overridden_by_defaults(params, environ)
     ]
+    guards = {guard: name for name, guarded in UNLESS.items() for guard in guarded if name in params}
+    guards |= {name: "NCCL_ALGO and NCCL_PROTO" for name in CHOSEN_ELSEWHERE}
+    unseen = [
+        f"{setting.path}:{setting.line} sets {setting.name}, beside which {guards[setting.name]} should not be defaulted,"
+        " but the block sees the environment only; export it there too"
+        for setting in conf_settings(environ)
+        if setting.name in guards and setting.name not in environ
+    ]
+    return overridden + unseen
 
 
 BEFORE = """\

@@ -193,10 +193,7 @@ def test_an_exception_keeps_what_was_set(write: Write) -> None:
         ("def f(args:\n", "SyntaxError: '(' was never closed (engine.py, line 1) (ENGINE:1)"),
         ("f = 3", "TypeError: 'int' object is not callable"),
         ("def g(args): pass", "NameError: f is not there once the module is executed"),
-        (
-            "from sglang.srt.x import f",
-            "NameError: f is not defined in this file; the name stands for <stub sglang.srt.x.f>",
-        ),
+        ("from a import f", "NameError: f is not defined in this file; the name stands for <stub a.f>"),
         ("import sys\nsys.exit(3)", "SystemExit: 3 (ENGINE:2)"),
         ("import os\ndef f(args): os._exit(3)", "SystemExit: 3 (ENGINE:2)"),
         ("def f(args): raise KeyboardInterrupt", "KeyboardInterrupt (ENGINE:1)"),
@@ -220,19 +217,19 @@ def test_a_crash_keeps_what_came_before_it(write: Write) -> None:
     cases = [Case("", {}), Case("", {}, {"crash": True}), Case("", {})]
     whole, *lost = run_function_cases(write(crash), "f", cases, spawn="none")
     assert whole.set_by_call == {"A": "1"}
-    assert {effect.error for effect in lost} == {
-        f"the interpreter ended with status -{signal.SIGSEGV} before it answered"
-    }
+    ended = f"the interpreter ended with status -{int(signal.SIGSEGV)} before it answered"
+    assert [effect.error for effect in lost] == [ended] * 2
 
 
-def test_a_timeout_kills_the_group_and_keeps_what_came_before_it(write: Write, tmp_path: Path) -> None:
-    text = "import os, time\ndef f(args):\n    print(os.getpid(), flush=True)\n    while args.hang: time.sleep(9)\n"
+def test_a_timeout_kills_the_group_and_keeps_what_came_before_it(write: Write) -> None:
+    text = "import os, time\ndef f(args):\n    print(os.getpid())\n    while args.hang: time.sleep(9)\n"
+    cases = [Case("", {}), Case("", {}, {"hang": True})]
     start = time.monotonic()
-    whole, lost = run_function_cases(write(text), "f", [Case("", {}), Case("", {}, {"hang": True})], timeout=1.5)
+    whole, lost = run_function_cases(write(text), "f", cases, spawn="none", timeout=1.5)
     assert time.monotonic() - start < 10
     assert (whole.error, lost.error) == (None, "no answer within 1.5 s; the interpreter was stopped")
     with pytest.raises(ProcessLookupError):
-        os.killpg(int(whole.output), 0)
+        os.kill(int(whole.output), 0)
 
 
 @pytest.mark.parametrize("python", ["/nonexistent/python", "/bin/false", "/bin/cat", "/"])
@@ -284,14 +281,12 @@ def test_each_case_has_its_own_output(write: Write) -> None:
     assert [effect.output for effect in effects] == ["importing\none\nraw\n", "importing\ntwo\nraw\n"]
 
 
-NAMES = st.text(st.characters(blacklist_characters="=\0"), min_size=1, max_size=8)
-VALUES = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), max_size=20) | st.just(
-    "\udcff"
-)
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="=\0"), min_size=1, max_size=8)
+VALUES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20) | st.just("not UTF-8: \udcff")
 
 
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.dictionaries(NAMES.filter(lambda name: name.isprintable()), VALUES), min_size=1, max_size=20))
+@given(st.lists(st.dictionaries(NAMES, VALUES), min_size=1, max_size=20))
 def test_every_environment_arrives(write: Write, environments: list[dict[str, str]]) -> None:
     effects = run_function_cases(write("def f(args): pass"), "f", [Case("", env) for env in environments])
     assert [effect.environment for effect in effects] == environments
@@ -366,57 +361,201 @@ def test_standard_input_is_empty(run: Body) -> None:
 # What is not the standard library is a stub.
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "import click, hypothesis.strategies, pytest\nassert click.__version__ == '0.0.0' and not pytest.main()",
-        "import numpy as np\nfrom numpy import float32\nassert np.__version__ == '0.0.0' and not np.array([1])",
-        "from . import tokenizer\nfrom .io_struct import A, B\nfrom ..utils import c",
-        "try:\n    import flash_attn\nexcept ImportError:\n    raise SystemExit('stubbed')",
-        "from zmq import *\nfrom torch import *\nx = POLLIN\ndef g(): return manual_seed(0)\nassert not g()",
-        "import typing\nfrom a import *\nclass typing_extra: pass\ny = undefined_here(typing, typing_extra)",
-        "import torch\nfrom torch import nn\nimport torch.nn.functional as F\nassert torch.nn.Module is nn.Module",
-        "from a import Base, Mixin, Generic\nclass A(Base, Mixin[int], Generic['T']): pass\nA(1, x=2).anything(3)",
-        "import abc\nfrom a import B\nclass A(B, abc.ABC): pass\nclass C(B, metaclass=abc.ABCMeta): pass\nA(); C()",
-        "class M(type): pass\nfrom a import B\nclass A(B, metaclass=M, frozen=True): pass\nassert type(A) is M",
-        "from a import M, B\nclass A(B, metaclass=M):\n    def f(self): return __class__\nassert A().f() is A",
-        "import enum\nfrom a import Mixin\nclass E(Mixin, enum.Enum):\n    A = 1\nassert E(1) is E.A",
-        "from a import Base\nclass A(Base):\n    def __init__(self): super().__init__(1, x=2)\nassert isinstance(A(), Base)",
-        "from a import Base\nassert not isinstance(1, Base) and isinstance(Base(), Base) and not isinstance(Base(), int)",
-        "from a import T\nassert isinstance(1, int | T) and not isinstance('', int | T) and isinstance(None, T | None)",
-        "from typing import Callable, Dict, List, Optional, Union\nfrom a import T\nx: Dict[str, Union[T, List[Optional[T]]]]",
-        "from a import T\nx = T[int], T[int, ...], Callable = list[T], dict[str, T | None]\nflags = T.A | T.B",
-        "import dataclasses\nfrom a import D\n@dataclasses.dataclass\nclass A:\n    x: int = D\nassert A().x is D",
-        "from __future__ import annotations\nimport dataclasses\nfrom typing import ClassVar\n"
-        "@dataclasses.dataclass\nclass A:\n    y: ClassVar[int] = 3\n    x: B = 1\nassert A(2).x == 2",
-        "from a import d\n@d\ndef g(): return 1\n@d.route('/x', y=1)\ndef h(): return 2\n@d(1)\nclass C: pass\n"
-        "assert (g(), h(), C.__name__) == (1, 2, 'C')",
-        "from a import predicate\n@predicate(lambda arch: 'x' in arch)\ndef g(): return 1\nassert g() == 1",
-        "from a import x\nassert list(x) == [] and not x and len(x) == 0 and int(x) == 0 and 'y' not in x and x[1:2] != x[0]",
-        "from a import capability\nmajor, minor = capability()\na, *rest = capability()\nassert not major >= 9 and rest == []",
-        "from a import n\nassert not n() > 0 and n() <= 0 and n() < 8 and 8 > n() and not n() == 1 and n != 1 and n == n",
-        "from packaging import version\nimport torch\nassert version.parse(torch.__version__) >= version.parse('2.5')",
-        "import torch\nassert tuple(map(int, torch.__version__.split('.')[:2])) < (2, 6)",
-        "from a import x\ny = (x + 1) * 2 - 1 / x ** -x // 3 % x @ x << 1\ny += 1\ny |= 2\nassert not abs(~y) and not round(y, 1)",
-        "from a import x\nwith x.lock, x.open() as y:\n    y.read()\nx[0] = 1\ndel x[0]\nx.y = 3\nassert x.y == 3 and hasattr(x, 'z')",
-        "import copy, functools, os\nfrom a import x\nassert copy.deepcopy(x) is x and {x: 1}[x] == 1\n"
-        "functools.wraps(x)(lambda: 0)\nos.path.join('a', x)\nf'{x!r:>10} {x:.2f}' + str(x)",
-        "from a import WeirdError\nclass Mine(WeirdError, ValueError): pass\ntry:\n    raise Mine('x', code=3)\n"
-        "except WeirdError as e:\n    assert e.code == 3 and str(e) == 'x'",
-        "import warnings\nfrom a import OldWarning\nwarnings.filterwarnings('ignore', category=OldWarning)",
-        "from pydantic import BaseModel, Field\nclass A(BaseModel):\n    x: int = Field(default=1)\nA.model_rebuild()\n"
-        "assert A(x=2).x == 2",
-        "import asyncio\nfrom a import x\nasync def g():\n    async with x as y:\n        await x.z(y)\n"
-        "    async for _ in x: raise ValueError\nasyncio.run(g())",
-        "import multiprocessing as mp\nx: mp.connection.Connection",
-        "import importlib.util, sys\nassert importlib.util.find_spec('torch') and __name__ == 'sglang.srt.entrypoints.engine'\n"
-        "assert sys.modules[__name__].__dict__ is globals() and __package__ == 'sglang.srt.entrypoints' and __file__",
-        "import sglang.srt.entrypoints.engine as me\nassert me.__dict__ is globals()",
-        "assert __name__ != '__main__'\nif __name__ == '__main__': raise SystemExit",
-    ],
-)
+MODULES = """
+import click, hypothesis.strategies, pytest
+assert click.__version__ == '0.0.0' and not pytest.main()
+---
+import numpy as np
+from numpy import float32
+assert np.__version__ == '0.0.0' and not np.array([1])
+---
+from . import tokenizer
+from .io_struct import A, B
+from ..utils import c
+---
+try:
+    import flash_attn
+except ImportError:
+    raise SystemExit('stubbed')
+---
+from zmq import *
+from torch import *
+x = POLLIN
+def g(): return manual_seed(0)
+assert not g()
+---
+import typing
+from a import *
+class typing_extra: pass
+y = undefined_here(typing, typing_extra)
+---
+import torch
+from torch import nn
+import torch.nn.functional as F
+assert torch.nn.Module is nn.Module
+---
+from a import Base, Mixin, Generic
+class A(Base, Mixin[int], Generic['T']): pass
+A(1, x=2).anything(3)
+---
+import abc
+from a import B
+class A(B, abc.ABC): pass
+class C(B, metaclass=abc.ABCMeta): pass
+A(); C()
+---
+class M(type): pass
+from a import B
+class A(B, metaclass=M, frozen=True): pass
+assert type(A) is M
+---
+from a import M, B
+class A(B, metaclass=M):
+    def f(self): return __class__
+assert A().f() is A
+---
+import enum
+from a import Mixin
+class E(Mixin, enum.Enum):
+    A = 1
+assert E(1) is E.A
+---
+from a import Base
+class A(Base):
+    def __init__(self): super().__init__(1, x=2)
+assert isinstance(A(), Base) and isinstance(Base(), Base)
+assert not isinstance(1, Base) and not isinstance(Base(), int)
+---
+from a import Base
+class A(Base[int]): pass
+assert isinstance(A(), Base) and issubclass(A, Base) and not issubclass(int, Base)
+---
+from a import T
+assert isinstance(1, int | T) and not isinstance('', int | T) and isinstance(None, T | None)
+---
+from typing import Callable, Dict, List, Optional, Union
+from a import T
+x: Dict[str, Union[T, List[Optional[T]]]]
+---
+from typing import Callable
+from a import T
+x = T[int], T[int, ...], list[T], dict[str, T | None]
+y: Callable[[T], T | None]
+flags = T.A | T.B
+---
+import dataclasses
+from a import D
+@dataclasses.dataclass
+class A:
+    x: int = D
+assert A().x is D
+---
+from __future__ import annotations
+import dataclasses
+from typing import ClassVar
+@dataclasses.dataclass
+class A:
+    y: ClassVar[int] = 3
+    x: B = 1
+assert A(2).x == 2
+---
+from a import d
+@d
+def g(): return 1
+@d.route('/x', y=1)
+def h(): return 2
+@d(1)
+class C: pass
+assert (g(), h(), C.__name__) == (1, 2, 'C')
+---
+from a import predicate
+@predicate(lambda arch: 'x' in arch)
+def g(): return 1
+assert g() == 1
+---
+from a import x
+assert list(x) == [] and not x and len(x) == 0 and int(x) == 0 and 'y' not in x and x[1:2] != x[0]
+---
+from a import capability
+major, minor = capability()
+a, *rest = capability()
+assert not major >= 9 and rest == []
+---
+from a import n
+assert not n() > 0 and n() <= 0 and n() < 8 and 8 > n() and not n() == 1 and n != 1 and n == n
+---
+from packaging import version
+import torch
+assert version.parse(torch.__version__) >= version.parse('2.5')
+---
+import torch
+assert tuple(map(int, torch.__version__.split('.')[:2])) < (2, 6)
+---
+from a import x
+y = (x + 1) * 2 - 1 / x ** -x // 3 % x @ x << 1
+y += 1
+y |= 2
+assert not abs(~y) and not round(y, 1) and not 'text' + y
+---
+from a import x
+with x.lock, x.open() as y:
+    y.read()
+x[0] = 1
+del x[0]
+x.y = 3
+assert x.y == 3 and hasattr(x, 'z')
+---
+import copy, functools, os
+from a import x
+assert copy.deepcopy(x) is x and {x: 1}[x] == 1
+functools.wraps(x)(lambda: 0)
+os.path.join('a', x)
+f'{x!r:>10} {x:.2f}' + str(x)
+---
+from a import WeirdError
+class Mine(WeirdError, ValueError): pass
+try:
+    raise Mine('x', code=3)
+except WeirdError as e:
+    assert e.code == 3 and str(e) == 'x'
+---
+import warnings
+from a import OldWarning
+warnings.filterwarnings('ignore', category=OldWarning)
+---
+from pydantic import BaseModel, Field
+class A(BaseModel):
+    x: int = Field(default=1)
+A.model_rebuild()
+assert A(x=2).x == 2
+---
+import asyncio
+from a import x
+async def g():
+    async with x as y:
+        await x.z(y)
+    async for _ in x: raise ValueError
+asyncio.run(g())
+---
+import multiprocessing as mp
+x: mp.connection.Connection
+---
+import importlib.util, sys
+assert importlib.util.find_spec('torch')
+assert __name__ == 'sglang.srt.entrypoints.engine' and __package__ == 'sglang.srt.entrypoints' and __file__
+assert sys.modules[__name__].__dict__ is globals()
+---
+import sglang.srt.entrypoints.engine as me
+assert me.__dict__ is globals()
+---
+assert __name__ != '__main__'
+if __name__ == '__main__': raise SystemExit
+"""
+
+
+@pytest.mark.parametrize("text", MODULES.split("---\n"))
 def test_modules_that_must_execute(run: Body, text: str) -> None:
-    effect = run(text + "\ndef f(args): pass\n")
+    effect = run(text + "def f(args): pass\n")
     assert (effect.error, effect.output) == (None, "")
 
 
@@ -458,11 +597,11 @@ def test_any_file_name(tmp_path: Path, name: str) -> None:
 def test_the_child_uses_the_standard_library_only() -> None:
     package = Path(__file__).parent.parent / "patcher" / "sandbox"
     for name in ("child", "calling", "delegating", "execution", "finder", "guard", "stand_in", "stubs"):
-        for node in ast.walk(ast.parse((package / f"{name}.py").read_text())):
+        for node in ast.walk(ast.parse((package / f"{name}.py").read_text(encoding="utf-8"))):
             modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             for module in modules:
-                assert module.startswith("patcher.sandbox.") or module.partition(".")[0] in sys.stdlib_module_names
+                assert module.startswith("patcher.sandbox") or module.partition(".")[0] in sys.stdlib_module_names
 
 
 # Delegation.

@@ -42,6 +42,8 @@ def execute(source: Path) -> types.ModuleType:
         if all(part.encode() in data for part in name.split(".")):
             importlib.import_module(name)
     module = _new_module(source)
+    if parent := module.__name__.rpartition(".")[0]:
+        importlib.import_module(parent)
     sys.modules[module.__name__] = module
     exec(code, vars(module))  # noqa: S102 (running the file is what the sandbox is for)
     return module

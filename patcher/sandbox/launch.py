@@ -57,7 +57,7 @@ def ask(job: Mapping[str, object], *, python: str | os.PathLike[str] | None, tim
             f"the sandbox's interpreter does not work: {ended}",
             where=executable,
             expected="Python 3.10 or newer",
-            found=answers.output().strip()[-500:] or None,
+            found=answers.output().strip().rpartition("\n")[2] or None,
             hint="name another one with --python",
         )
     return answers

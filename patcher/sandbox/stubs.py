@@ -79,7 +79,8 @@ class StubBase:
         """pydantic's, which modules call on their classes; a class has no other names that it did not define."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or STRICT in vars(self):
+        special = name.startswith("_") and name.endswith("_")  # _value_ is an enum's
+        if special or STRICT in vars(self):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return Stub(f"{type(self).__name__}().{name}")
 
