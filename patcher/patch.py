@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
 from patcher.errors import UsageError
+from patcher.probe import Probe
 
 if TYPE_CHECKING:
     from patcher.source import Source
@@ -101,6 +102,10 @@ class Example:
     path: str | None = None
 
 
+def _no_probes(params: Params) -> Sequence[Probe]:
+    return ()
+
+
 def _no_notices(params: Params, environ: Mapping[str, str]) -> Sequence[str]:
     return ()
 
@@ -112,7 +117,8 @@ class Patch:
     `revision` grows whenever the code that a patch inserts changes. `check_parameter(name, value)` returns None, or a
     sentence naming the parameter and why it is refused; without it the patch takes no parameters. A parameter set to
     the empty string is left out.
-    `notices(params, environ)` returns warnings for the machine that it is applied on. `releases` is a PEP 440 specifier
+    `notices(params, environ)` returns warnings for the machine that it is applied on, `probes(params)` what `verify`
+    runs. `releases` is a PEP 440 specifier
     of the SGLang releases that the patch is meant for; it informs, the source decides.
     """
 
@@ -129,6 +135,7 @@ class Patch:
     default_profile: str | None = None
     check_parameter: Callable[[str, str], str | None] | None = None
     notices: Callable[[Params, Mapping[str, str]], Sequence[str]] = _no_notices
+    probes: Callable[[Params], Sequence[Probe]] = _no_probes
     examples: tuple[Example, ...] = ()
 
     def resolve(self, profile: str | None, overrides: Params) -> tuple[str | None, Params]:

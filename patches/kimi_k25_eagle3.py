@@ -1,6 +1,7 @@
 """EAGLE-3 for Kimi-K2.5: three methods that the wrapper class lacks."""
 
 from patcher.patch import Edit, Example, Outcome, Params, Patch, State
+from patcher.probe import DelegationProbe, Inner, MethodCall, Probe
 from patcher.source import Source
 
 WRAPPER = "KimiK25ForConditionalGeneration"
@@ -35,6 +36,25 @@ def add_methods(source: Source, params: Params) -> Outcome:
         ],
         comment=["sglang-patch: kimi-k25-eagle3", "EAGLE-3 calls these on the wrapper; the language model has them."],
     )
+
+
+def probes(params: Params) -> list[Probe]:
+    """Call the methods as SGLang does, and on wrappers whose language model cannot take the call."""
+    calls = [
+        MethodCall("set_eagle3_layers_to_capture", ([2, 30, 58],)),
+        MethodCall("set_eagle3_layers_to_capture"),
+        MethodCall("get_embed_and_head", returns=True),
+        MethodCall("set_embed_and_head", ("embed", "head")),
+    ]
+    found: list[Probe] = [DelegationProbe("each call reaches language_model", WRAPPER, "language_model", calls)]
+    kinds: dict[str, Inner] = {
+        "no language_model": "missing",
+        "None": "none",
+        "one without the methods": "without-methods",
+    }
+    for name, inner in kinds.items():
+        found.append(DelegationProbe(f"{name} is said clearly", WRAPPER, "language_model", calls, inner))
+    return found
 
 
 BEFORE = """\
@@ -132,6 +152,7 @@ PATCH = Patch(
     releases=">=0.5.8.post1,<0.5.10",
     limits=("Only the wrapper changes: the draft model and its weights are yours to bring.",),
     edits=(Edit(paths=("srt/models/kimi_k25.py",), rewrite=add_methods),),
+    probes=probes,
     examples=(
         Example("the wrapper of 0.5.9", BEFORE, AFTER),
         Example(

@@ -4,10 +4,11 @@
 every scheduler. The inserted block keeps out of the way of what it would break; the reasons are beside each rule.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from patcher.nccl import check_name, check_variable, conf_settings, overridden_by_defaults
 from patcher.patch import Edit, Example, Outcome, Params, Patch, Profile, State
+from patcher.probe import EnvironmentProbe, Probe
 from patcher.source import Source
 
 FUNCTION = "_set_envs_and_config"
@@ -106,18 +107,40 @@ def check_parameter(name: str, value: str) -> str | None:
     return check_variable(name, value) if value else check_name(name)
 
 
+def probes(params: Params) -> list[Probe]:
+    """The clean start, and one case for each thing that the block must keep out of the way of."""
+
+    def case(name: str, env: Params, *, off: Collection[str] = (), **attributes: object) -> EnvironmentProbe:
+        """With `env` exported, each default is there but those of `off`, and what was exported stays."""
+        defaults = {key: None if key in off else value for key, value in params.items()}
+        return EnvironmentProbe(name, FUNCTION, {**defaults, **env}, env, attributes, spawned=name == "clean")
+
+    found: list[Probe] = [case("clean", {}), case("off switch", {OFF_SWITCH: "0"}, off=params)]
+    for name in params:
+        also = TOGETHER if name in TOGETHER else ()
+        found.append(case(f"{name} exported", {name: "exported"}, off=also))
+        found.append(case(f"{name} exported empty", {name: ""}, off=also))
+    found += [case(f"{name} exported", {name: "/a/file"}, off=TOGETHER) for name in CHOSEN_ELSEWHERE]
+    found += [case(f"--{flag.replace('_', '-')}", {}, off=TOGETHER, **{flag: True}) for flag in FLAGS]
+    for name, guards in UNLESS.items():
+        if name in params:
+            found += [case(f"{guard} exported", {guard: "1"}, off=[name]) for guard in guards]
+    deterministic = {"NCCL_ALGO": "allreduce:tree", "NCCL_MIN_NCHANNELS": "8", "NCCL_MAX_NCHANNELS": "8"}
+    return [*found, case("deterministic inference", deterministic, off=TOGETHER)]
+
+
 def notices(params: Params, environ: Mapping[str, str]) -> list[str]:
-    """What NCCL's configuration files say against the defaults: they lose to the environment, and it cannot see them."""
+    """What NCCL's configuration files say: they lose to the environment, and the block does not see them."""
     overridden = [
         f"{setting.path}:{setting.line} sets {setting.name}={setting.value}, which the default {params[setting.name]}"
         f" would override in SGLang; leave it out with --set {setting.name}="
         for setting in overridden_by_defaults(params, environ)
     ]
     guards = {guard: name for name, guarded in UNLESS.items() for guard in guarded if name in params}
-    guards |= {name: "NCCL_ALGO and NCCL_PROTO" for name in CHOSEN_ELSEWHERE}
+    guards |= dict.fromkeys(CHOSEN_ELSEWHERE, "NCCL_ALGO and NCCL_PROTO")
     unseen = [
-        f"{setting.path}:{setting.line} sets {setting.name}, beside which {guards[setting.name]} should not be defaulted,"
-        " but the block sees the environment only; export it there too"
+        f"{setting.path}:{setting.line} sets {setting.name}, beside which {guards[setting.name]} wants no default;"
+        " but the block sees the environment only: export it there too"
         for setting in conf_settings(environ)
         if setting.name in guards and setting.name not in environ
     ]
@@ -213,6 +236,7 @@ PATCH = Patch(
     default_profile="pcie-latency",
     check_parameter=check_parameter,
     notices=notices,
+    probes=probes,
     edits=(
         Edit(
             paths=("srt/entrypoints/engine.py", "srt/server.py"),

@@ -225,9 +225,9 @@ def test_a_timeout_kills_the_group_and_keeps_what_came_before_it(write: Write) -
     text = "import os, time\ndef f(args):\n    print(os.getpid())\n    while args.hang: time.sleep(9)\n"
     cases = [Case("", {}), Case("", {}, {"hang": True})]
     start = time.monotonic()
-    whole, lost = run_function_cases(write(text), "f", cases, spawn="none", timeout=1.5)
-    assert time.monotonic() - start < 10
-    assert (whole.error, lost.error) == (None, "no answer within 1.5 s; the interpreter was stopped")
+    whole, lost = run_function_cases(write(text), "f", cases, spawn="none", timeout=3)
+    assert time.monotonic() - start < 60
+    assert (whole.error, lost.error) == (None, "no answer within 3 s; the interpreter was stopped")
     with pytest.raises(ProcessLookupError):
         os.kill(int(whole.output), 0)
 
@@ -713,12 +713,17 @@ def test_attributes_of_the_class_itself_work(write: Write) -> None:
         ("from sglang.srt.models.kimi import Kimi", "NameError: Kimi is not a class of this file: <stub "),
         ("def Kimi(): pass", "TypeError: object.__new__(X): X is not a type object"),
         ("class Kimi:\n    language_model = property(lambda self: 1)", "AttributeError: "),
-        ("import time\nwhile True: time.sleep(1)", "no answer within 0.5 s"),
     ],
 )
 def test_no_instance_no_calls(write: Write, text: str, error: str) -> None:
-    effect = run_delegation(write(text), "Kimi", inner_attribute="language_model", calls=CALLS, timeout=0.5)
+    effect = delegate(write(text))
     assert (effect.calls, (effect.error or "").startswith(error)) == ((), True), effect
+
+
+def test_a_model_that_hangs(write: Write) -> None:
+    source = write("while True: pass")
+    effect = run_delegation(source, "Kimi", inner_attribute="language_model", calls=CALLS, timeout=0.3)
+    assert effect == DelegationEffect((), "no answer within 0.3 s; the interpreter was stopped", "")
 
 
 def test_the_sandbox_works_from_a_folder_that_cannot_be_written(write: Write, tmp_path: Path) -> None:
