@@ -10,7 +10,7 @@ DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help test demo lint types format check clean
+.PHONY: help test demo matrix lint types format check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -20,7 +20,10 @@ test: $(DEV) ## Run the tests
 	$(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
 
 demo: $(RUNTIME) ## Patch a real release, look at it, and take the patch out again
-	$(BIN)/python -m patcher.demo $(ARGS)
+	$(BIN)/python -m scripts.demo
+
+matrix: $(RUNTIME) ## Try every release (110 wheels, about 1 GB once) and write docs/compatibility.md
+	$(BIN)/python -m scripts.matrix
 
 lint: $(DEV) ## Check style and formatting
 	$(BIN)/ruff check .

@@ -69,7 +69,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "patcher.api": "Check Result Status Workplace apply check diff log preview revert status",
+    "patcher.api": (
+        "Check Result Status Verification Workplace apply check diff log preview repair revert status verify"
+    ),
     "patcher.errors": "PatcherError",
     "patcher.patch": "Edit Example Finding Patch Profile Rewritten State",
     "patcher.target": "Target",

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from patcher import unidiff
 from patcher.catalog import Catalog, collect
@@ -27,8 +27,10 @@ from patcher.target import LEDGER, Target
 if TYPE_CHECKING:
     from patcher.ledger import Entry
     from patcher.plan import Plan, Request
+    from patcher.verify import Verified
 
 T = TypeVar("T")
+Report: TypeAlias = Callable[[str], None]
 LOCK_TIMEOUT = 60.0
 
 
@@ -46,12 +48,13 @@ class Workplace:
         cls,
         target: Target,
         *,
+        catalog: Catalog | None = None,
         patches: Sequence[Path] = (),
         ledger: Path | None = None,
         lock_timeout: float = LOCK_TIMEOUT,
     ) -> Workplace:
-        """The target with the built-in catalog, the patches of more directories, and its own or another ledger."""
-        return cls(target, collect(patches), Ledger(ledger or target.path / LEDGER), lock_timeout)
+        """The target with the built-in catalog and the patches of more directories, and its own or another ledger."""
+        return cls(target, catalog or collect(patches), Ledger(ledger or target.path / LEDGER), lock_timeout)
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,19 @@ class Check:
 
 
 @dataclass(frozen=True)
+class Verification:
+    """A check, and per patch what its probes saw when the code was run."""
+
+    check: Check
+    patches: tuple[Verified, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything is in place and has its effect."""
+        return self.check.in_place and all(one.passed for one in self.patches)
+
+
+@dataclass(frozen=True)
 class Result:
     """What `apply` or `revert` did: the plan, whether it was carried out, the commit that records it.
 
@@ -99,6 +115,10 @@ class Result:
     commit: str | None
     status: Status
     recovered: str | None = None
+
+
+def _silent(text: str) -> None:
+    pass
 
 
 def _workplace(target: Target | Workplace) -> Workplace:
@@ -146,13 +166,29 @@ def check(target: Target | Workplace, ids: Sequence[str] = ()) -> Check:
     It reads only, and starts nothing. Raises UsageError for an unknown patch.
     """
     place = _workplace(target)
+    return _consistent(place, lambda survey: _check(place, survey, ids))
 
-    def look(survey: Survey) -> Check:
-        recorded = [one.id for one in survey.manifest.applications]
-        for patch_id in ids:
-            place.catalog.known(patch_id, also=recorded)
-        names = list(dict.fromkeys(ids)) or recorded or list(place.catalog)
-        return Check(place.target, tuple(survey.status(name) for name in names), frozenset(ids))
+
+def _check(place: Workplace, survey: Survey, ids: Sequence[str]) -> Check:
+    recorded = [one.id for one in survey.manifest.applications]
+    for patch_id in ids:
+        place.catalog.known(patch_id, also=recorded)
+    names = list(dict.fromkeys(ids)) or recorded or list(place.catalog)
+    return Check(place.target, tuple(survey.status(name) for name in names), frozenset(ids))
+
+
+def verify(target: Target | Workplace, ids: Sequence[str] = (), *, report: Report = _silent) -> Verification:
+    """`check`, then the patched code is run in a sandbox and its effect compared with what each patch promises.
+
+    `report` is told what is being run. Raises UsageError for an unknown patch, Surroundings if nothing can be run.
+    """
+    from patcher.verify import verify_patch
+
+    place = _workplace(target)
+
+    def look(survey: Survey) -> Verification:
+        checked = _check(place, survey, ids)
+        return Verification(checked, tuple(verify_patch(survey, one, report) for one in checked.patches))
 
     return _consistent(place, look)
 
@@ -178,7 +214,7 @@ def apply(
     def plan(survey: Survey) -> Plan:
         return plan_apply(survey, _requests(place, survey.manifest, ids, profile, overrides), environ)
 
-    return _carry_out(place, plan, dry_run=dry_run)
+    return carry_out(place, plan, dry_run=dry_run)
 
 
 def _requests(
@@ -225,7 +261,7 @@ def revert(target: Target | Workplace, ids: Sequence[str] = (), *, dry_run: bool
             place.catalog.known(patch_id, also=recorded)
         return plan_revert(survey, list(dict.fromkeys(ids)) or recorded)
 
-    return _carry_out(place, plan, dry_run=dry_run)
+    return carry_out(place, plan, dry_run=dry_run)
 
 
 def repair(target: Target | Workplace) -> Result:
@@ -253,7 +289,7 @@ def repair(target: Target | Workplace) -> Result:
     return Result(planned, done=commit is not None, commit=commit, status=status(place), recovered=told)
 
 
-def _carry_out(place: Workplace, plan: Callable[[Survey], Plan], *, dry_run: bool) -> Result:
+def carry_out(place: Workplace, plan: Callable[[Survey], Plan], *, dry_run: bool) -> Result:
     """Plan, and if there is something to do: lock, recover, plan again, execute."""
     from patcher import transaction
 

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -214,13 +215,43 @@ def check(ids: Sequence[str]) -> int:
 
 
 def _print_check(seen: Check) -> None:
+    _print_missing(seen)
+    if seen.in_place:
+        names = ", ".join(f"{one.id} ({one.state})" for one in seen.patches)
+        click.secho(f"in place on SGLang {seen.target.version}: {names}", fg="green")
+
+
+def _print_missing(seen: Check) -> None:
     for one in seen.missing:
         details = [one.reason or one.summary, *([f"at {one.where}"] if one.where else [])]
         advice = f"; type: {one.hint}" if one.hint else ""
         click.secho(f"{one.id}: {one.state}: {', '.join(details)}{advice}", fg="red")
-    if seen.in_place:
-        names = ", ".join(f"{one.id} ({one.state})" for one in seen.patches)
-        click.secho(f"in place on SGLang {seen.target.version}: {names}", fg="green")
+
+
+@cli.command(epilog="\b\nExamples:\n  sglang-patch verify\n  sglang-patch verify kimi-k25-eagle3 --json")
+@ids
+def verify(ids: Sequence[str]) -> int:
+    """`check`, then run the patched code and look at the effect: the text alone proves nothing.
+
+    The file runs in a fresh interpreter in which everything but the standard library is a stub. SGLang is not imported.
+    """
+    from patcher import api
+
+    as_json = _options().as_json
+    talk = sys.stderr.isatty() and not as_json
+    seen = api.verify(_workplace(), ids, report=(lambda text: click.echo(text, err=True)) if talk else _silent)
+    if as_json:
+        _print_json(report.verification(seen))
+    else:
+        from patcher import display
+
+        _print_missing(seen.check)
+        display.verification(seen)
+    return 0 if seen.passed else NOT_IN_PLACE
+
+
+def _silent(text: str) -> None:
+    pass
 
 
 @cli.command("list")
@@ -289,6 +320,40 @@ def log() -> int:
 
         display.log(entries)
     return 0
+
+
+@cli.command(
+    "try",
+    epilog="\b\nExamples:\n  sglang-patch try 0.5.10\n  sglang-patch --target /opt/venv try ./sglang-0.5.23-*.whl",
+)
+@click.argument("subject", metavar="VERSION|WHEEL|TREE")
+@ids
+def try_(subject: str, ids: Sequence[str]) -> int:
+    """Will my patches survive the upgrade? Run all the steps on a copy of another SGLang.
+
+    The patches are those recorded for the target, the named ones, or without any record the whole catalog.
+    """
+    from patcher.errors import TargetNotFound
+    from patcher.manifest import EMPTY
+    from patcher.trial import try_on
+
+    options = _options()
+    try:
+        place = _workplace()
+        manifest = place.ledger.manifest()
+    except TargetNotFound:
+        if options.target or options.python:
+            raise
+        place, manifest = Workplace.of(Target(Path(os.devnull)), patches=options.patches), EMPTY
+    talk = sys.stderr.isatty() and not options.as_json
+    seen = try_on(subject, place, manifest, ids, report=(lambda text: click.echo(text, err=True)) if talk else _silent)
+    if options.as_json:
+        _print_json(report.trial(seen))
+    else:
+        from patcher import display
+
+        display.trial(seen)
+    return 0 if seen.passed else 3
 
 
 @cli.command()

@@ -13,11 +13,12 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from patcher.api import Result, Status
+from patcher.api import Result, Status, Verification
 from patcher.ledger import Entry
 from patcher.patch import Patch, State
 from patcher.plan import Action, Step, inserted
 from patcher.survey import PatchStatus
+from patcher.trial import Trial
 
 _COLOURS = {
     State.APPLIED: "green",
@@ -67,6 +68,41 @@ def status(seen: Status) -> None:
         _details(one)
     console().print(f"digest  {seen.digest}")
     console().print(f"ledger  {seen.ledger}{'' if seen.head else '  (nothing recorded yet)'}", style="dim")
+
+
+def verification(seen: Verification) -> None:
+    """Per patch whether its effect is there, and each probe that saw something else."""
+    for one in seen.patches:
+        for probe in one.probes:
+            if not probe.passed:
+                console().print(
+                    Text(f"{one.status.id}: {probe.name}: expected {probe.expected}; found {probe.found}", style="red")
+                )
+        if one.probes and one.passed:
+            console().print(
+                Text(f"{one.status.id}: {one.status.state}, its effect seen in {len(one.probes)} cases", style="green")
+            )
+        elif one.reason:
+            console().print(Text(f"{one.status.id}: not verified: {one.reason}", style="red"))
+
+
+def trial(seen: Trial) -> None:
+    """Per patch whether it fits the SGLang that was tried, and what moved where it does not."""
+    console().print(f"SGLang {seen.version}, tried on a copy")
+    for one in seen.patches:
+        status = one.status
+        if status.state is State.NOT_APPLIED:
+            cases = f", its effect seen in {len(one.verified.probes)} cases" if one.verified else ""
+            text, style = f"fits{cases}", "green"
+        else:
+            text, style = f"{status.state}: {status.reason}", _COLOURS[status.state]
+        console().print(Text(f"{status.id}: {text}{f', at {status.where}' if status.where else ''}", style=style))
+        for line in (one.moved or "").splitlines():
+            console().print(Text(f"    {line}", style="dim"))
+    for problem in seen.problems:
+        console().print(Text(problem, style="red"))
+    if not seen.problems:
+        console().print("applied, run, applied again, reverted: every byte came back", style="dim")
 
 
 def _target_line(seen: Status) -> None:

@@ -17,8 +17,8 @@ class EnvironmentProbe:
     """Call a function in an environment, and look at the environment afterwards.
 
     `env` is what the process starts with, `attributes` what the function's argument has. `expected` maps variables to
-    the value that they must have then, None for unset. With `spawned`, a process spawned after the call must have them too.
-    Every other variable must be as the function leaves it without the patch.
+    the value that they must have then, None for unset. With `spawned`, a process spawned after the call must have them
+    too. Every other variable must be as the function leaves it without the patch.
     """
 
     name: str

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from patcher.patch import Patch
 from patcher.survey import PatchStatus
 
 if TYPE_CHECKING:
-    from patcher.api import Check, Result, Status
+    from patcher.api import Check, Result, Status, Verification
     from patcher.ledger import Entry
     from patcher.target import Target
+    from patcher.trial import Trial
 
 Document = dict[str, object]
 
@@ -54,6 +56,28 @@ def check(seen: Check) -> Document:
             {**patch_status(one), "in_place": one.state.in_place(by_name=one.id in seen.by_name)}
             for one in seen.patches
         ],
+    }
+
+
+def verification(seen: Verification) -> Document:
+    """The document of `verify`: that of `check`, with the probes of each patch."""
+    document = check(seen.check)
+    patches = [
+        {**patch_status(one.status), "verified": one.passed, "probes": [asdict(probe) for probe in one.probes]}
+        for one in seen.patches
+    ]
+    return {**document, "verified": seen.passed, "patches": patches}
+
+
+def trial(seen: Trial) -> Document:
+    """The document of `try`."""
+    patches = [{**patch_status(one.status), "fits": one.fits, "moved": one.moved} for one in seen.patches]
+    return {
+        "schema": 1,
+        "version": seen.version,
+        "passed": seen.passed,
+        "patches": patches,
+        "problems": list(seen.problems),
     }
 
 

@@ -220,7 +220,7 @@ PATCH = Patch(
     ),
     upstream="none",
     retire="when the unit file or image of every host exports the variables, or SGLang sets such defaults itself",
-    releases=">=0.4.2",
+    releases=">=0.3.0",
     limits=(
         "Not reached: the gRPC launcher of 0.5.7 to 0.5.9, Ray actors, the encoder-only server. They do not call it.",
         "Dead where a framework assigns its own engine._set_envs_and_config at run time.",

@@ -1,0 +1,1 @@
+"""What developers and `make` run: the demo, the compatibility table. Not installed."""
