@@ -54,7 +54,9 @@ class Workplace:
         lock_timeout: float = LOCK_TIMEOUT,
     ) -> Workplace:
         """The target with the built-in catalog and the patches of more directories, and its own or another ledger."""
-        return cls(target, catalog or collect(patches), Ledger(ledger or target.path / LEDGER), lock_timeout)
+        return cls(
+            target, (catalog or collect(patches)).on(target), Ledger(ledger or target.path / LEDGER), lock_timeout
+        )
 
 
 @dataclass(frozen=True)
@@ -170,11 +172,30 @@ def check(target: Target | Workplace, ids: Sequence[str] = ()) -> Check:
 
 
 def _check(place: Workplace, survey: Survey, ids: Sequence[str]) -> Check:
-    recorded = [one.id for one in survey.manifest.applications]
+    named = meant(place, survey.manifest, ids)
+    names = named or [one.id for one in survey.manifest.applications] or list(place.catalog)
+    return Check(place.target, tuple(survey.status(name) for name in names), frozenset(named))
+
+
+def meant(place: Workplace, manifest: Manifest, ids: Sequence[str]) -> list[str]:
+    """The patches that ids mean, each once: a family's own id means those of its instances that are recorded.
+
+    Raises UsageError for an unknown patch, and for a family of which nothing is recorded.
+    """
+    recorded = [one.id for one in manifest.applications]
+    found: list[str] = []
     for patch_id in ids:
         place.catalog.known(patch_id, also=recorded)
-    names = list(dict.fromkeys(ids)) or recorded or list(place.catalog)
-    return Check(place.target, tuple(survey.status(name) for name in names), frozenset(ids))
+        family = place.catalog.families.get(patch_id)
+        instances = [name for name in recorded if name.startswith(f"{patch_id}:")]
+        if family and family.family and not instances:
+            raise UsageError(
+                f"{patch_id} is applied to one {family.family.parameter} at a time, and none is recorded here",
+                expected=f"{patch_id}:NAME, or --set {family.family.parameter}=NAME with apply",
+                hint=f"sglang-patch show {patch_id}   (lists the names that fit)",
+            )
+        found += instances if family else [patch_id]
+    return list(dict.fromkeys(found))
 
 
 def verify(target: Target | Workplace, ids: Sequence[str] = (), *, report: Report = _silent) -> Verification:
@@ -256,10 +277,8 @@ def revert(target: Target | Workplace, ids: Sequence[str] = (), *, dry_run: bool
     place = _workplace(target)
 
     def plan(survey: Survey) -> Plan:
-        recorded = [one.id for one in survey.manifest.applications]
-        for patch_id in ids:
-            place.catalog.known(patch_id, also=recorded)
-        return plan_revert(survey, list(dict.fromkeys(ids)) or recorded)
+        named = meant(place, survey.manifest, ids)
+        return plan_revert(survey, named or [one.id for one in survey.manifest.applications])
 
     return carry_out(place, plan, dry_run=dry_run)
 
@@ -361,10 +380,8 @@ def diff(target: Target | Workplace, ids: Sequence[str] = ()) -> str:
     place = _workplace(target)
 
     def look(survey: Survey) -> str:
-        recorded = [one.id for one in survey.manifest.applications]
-        for patch_id in ids:
-            place.catalog.known(patch_id, also=recorded)
-        return "".join(_file_diff(place, survey, record.path, ids) for record in survey.manifest.files)
+        named = meant(place, survey.manifest, ids)
+        return "".join(_file_diff(place, survey, record.path, named) for record in survey.manifest.files)
 
     return _consistent(place, look)
 

@@ -14,18 +14,26 @@ from types import ModuleType
 
 from patcher.errors import UsageError
 from patcher.patch import Patch, did_you_mean
+from patcher.target import Target
 
 # In the order in which they are applied.
-BUILT_IN = ("patches.nccl_defaults", "patches.kimi_k25_eagle3")
+BUILT_IN = ("patches.nccl_defaults", "patches.kimi_k25_eagle3", "patches.eagle3_delegation")
 ENTRY_POINTS = "sglang_patch.patches"
 _ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_INSTANCE = re.compile(r"[A-Za-z0-9_.]+")
 
 
 class Catalog(Mapping[str, Patch]):
-    """Patches by id, in the order in which they are applied."""
+    """Patches by id, in the order in which they are applied.
 
-    def __init__(self, patches: Sequence[Patch]) -> None:
+    Iteration gives the patches that a bare `apply` takes. A family is in `families`; its instances (`id:name`) are
+    looked up like any patch, on the target that the catalog is for.
+    """
+
+    def __init__(self, patches: Sequence[Patch], target: Target | None = None) -> None:
         self._patches: dict[str, Patch] = {}
+        self._target = target
+        self._instances: dict[str, Patch] = {}
         for patch in patches:
             if not _ID.fullmatch(patch.id):
                 raise UsageError(f"{patch.id!r} is no patch id", expected="lower-case words and digits joined by '-'")
@@ -33,18 +41,43 @@ class Catalog(Mapping[str, Patch]):
                 raise UsageError(f"two patches are called {patch.id}", hint="rename one of them")
             self._patches[patch.id] = patch
 
+    def on(self, target: Target) -> Catalog:
+        """The same catalog for one target, on which the instances of families can be looked up."""
+        return Catalog(list(self._patches.values()), target)
+
+    @property
+    def families(self) -> dict[str, Patch]:
+        """The patches that are applied as instances only."""
+        return {name: patch for name, patch in self._patches.items() if patch.family}
+
     def __getitem__(self, patch_id: str) -> Patch:
-        return self._patches[patch_id]
+        base, _, name = patch_id.partition(":")
+        patch = self._patches[base]
+        if not name:
+            return patch
+        if patch.family is None or self._target is None or not _INSTANCE.fullmatch(name):
+            raise KeyError(patch_id)
+        if patch_id not in self._instances:
+            self._instances[patch_id] = patch.family.instance(self._target, name)
+        return self._instances[patch_id]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._patches)
+        return (name for name, patch in self._patches.items() if not patch.family)
 
     def __len__(self) -> int:
-        return len(self._patches)
+        return len(list(iter(self)))
+
+    def everything(self) -> list[Patch]:
+        """Every patch, families included."""
+        return list(self._patches.values())
+
+    def place(self, patch_id: str) -> tuple[int, str]:
+        """A key that sorts patches into the order in which they are applied."""
+        return list(self._patches).index(patch_id.partition(":")[0]), patch_id
 
     def known(self, patch_id: str, *, also: Sequence[str] = ()) -> str:
         """The id itself; raises UsageError, naming the near misses, if neither the catalog nor `also` has it."""
-        if patch_id not in self._patches and patch_id not in also:
+        if patch_id not in self and patch_id not in also:
             names = [*self._patches, *(name for name in also if name not in self._patches)]
             raise UsageError(
                 f"there is no patch {patch_id!r}{did_you_mean(patch_id, names)}",

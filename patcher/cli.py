@@ -8,6 +8,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from patcher import __version__, report
 from patcher.api import LOCK_TIMEOUT, Check, Result, Workplace
 from patcher.errors import Interrupted, PatcherError, UsageError
 from patcher.options import Group, Options
+from patcher.patch import Candidate, Patch
 from patcher.target import Target
 
 NOT_IN_PLACE = 1
@@ -102,6 +104,7 @@ Examples:
   sglang-patch apply
   sglang-patch apply nccl-defaults --profile pcie-throughput
   sglang-patch apply nccl-defaults --set NCCL_MAX_NCHANNELS=8 --set NCCL_P2P_LEVEL=
+  sglang-patch apply eagle3-delegation --set model=kimi_vl
   sglang-patch apply --dry-run
 """
 )
@@ -120,8 +123,19 @@ def apply(ids: Sequence[str], profile: str | None, settings: Sequence[str], dry_
     from patcher import api
 
     place = _workplace()
-    overrides = dict(_setting(text) for text in settings)
+    ids, overrides = _instances(place, ids, [_setting(text) for text in settings])
     return _report(place, api.apply(place, ids, profile=profile, overrides=overrides, dry_run=dry_run), dry_run=dry_run)
+
+
+def _instances(
+    place: Workplace, ids: Sequence[str], settings: Sequence[tuple[str, str]]
+) -> tuple[list[str], dict[str, str]]:
+    """The ids with a family's replaced by the instances that `--set` names, and the settings that are left."""
+    families = {one.id: one.family for one in place.catalog.everything() if one.family and one.id in ids}
+    named = {name: [value for key, value in settings if key == family.parameter] for name, family in families.items()}
+    parameters = {family.parameter for family in families.values()}
+    found = [[f"{one}:{value}" for value in named[one]] if named.get(one) else [one] for one in ids]
+    return [one for some in found for one in some], {key: value for key, value in settings if key not in parameters}
 
 
 def _setting(text: str) -> tuple[str, str]:
@@ -261,11 +275,11 @@ def list_() -> int:
 
     patches = collect(_options().patches)
     if _options().as_json:
-        _print_json(report.catalog(patches.values()))
+        _print_json(report.catalog(patches.everything()))
     else:
         from patcher import display
 
-        display.catalog(patches.values())
+        display.catalog(patches.everything())
     return 0
 
 
@@ -277,13 +291,28 @@ def show(patch_id: str) -> int:
 
     patches = collect(_options().patches)
     one = patches[patches.known(patch_id)]
+    candidates = _candidates(one) if one.family else []
     if _options().as_json:
-        _print_json({"schema": 1, "patch": report.patch(one)})
+        listed = {"candidates": [asdict(candidate) for candidate in candidates]} if one.family else {}
+        _print_json({"schema": 1, "patch": {**report.patch(one), **listed}})
     else:
         from patcher import display
 
         display.patch(one)
+        display.candidates(one, candidates)
     return 0
+
+
+def _candidates(patch: Patch) -> Sequence[Candidate]:
+    """The places of the target that a family could be applied to; none where there is no target."""
+    options = _options()
+    try:
+        target = Target.find(options.target, python=options.python)
+    except PatcherError:
+        if options.target or options.python:
+            raise
+        return ()
+    return patch.family.candidates(target) if patch.family else ()
 
 
 @cli.command(epilog="\b\nExamples:\n  sglang-patch diff\n  sglang-patch diff kimi-k25-eagle3 > kimi.patch")

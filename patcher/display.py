@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 from rich.console import Console
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from patcher.api import Result, Status, Verification
 from patcher.ledger import Entry
-from patcher.patch import Patch, State
+from patcher.patch import Candidate, Patch, State
 from patcher.plan import Action, Step, inserted
 from patcher.survey import PatchStatus
 from patcher.trial import Trial
@@ -203,6 +203,23 @@ def patch(one: Patch) -> None:
             console().print(f"            {key}={value}")
     if one.check_parameter:
         _paragraph("change", f"sglang-patch apply {one.id} --set NAME=VALUE; --set NAME= leaves one out")
+
+
+def candidates(patch: Patch, found: Sequence[Candidate]) -> None:
+    """The places of this target that a family could be applied to, those that fit first."""
+    if not patch.family:
+        return
+    if not found:
+        console().print("give --target to see which names fit there", style="dim")
+        return
+    table = _table("NAME", "VERDICT", "CLASS", "WHY")
+    for one in found:
+        colour = {"fits": "green", "upstream": "green", "partial": "red"}.get(one.verdict, "dim")
+        table.add_row(one.name, Text(one.verdict, style=colour), one.title, one.reason)
+    _print(table)
+    names = [one.name for one in found if one.verdict == "fits"]
+    if names:
+        console().print(f"sglang-patch apply {patch.id} --set {patch.family.parameter}={names[0]}", style="dim")
 
 
 def _paragraph(name: str, text: str) -> None:

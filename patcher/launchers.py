@@ -1,22 +1,23 @@
 """The ways in which an SGLang tree starts processes that use NCCL, and whether each passes through a function first.
 
 Everything is found in the source: a statement that starts a process for one rank, and the calls that lead to it. What is
-followed are calls by name, imports across modules, `self.x`, `cls.x` and base classes, threads, and started processes,
-which inherit the environment. What is not: callables kept in attributes or containers, and other distributions.
+
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from patcher.target import Target
 from patcher.wrappers.classes import lineage, methods
-from patcher.wrappers.tree import ClassRef, Function, FunctionRef, Package, Tree, assignments, inside
+from patcher.wrappers.statements import Function, assignments, inside
+from patcher.wrappers.tree import ClassRef, FunctionRef, Package, Tree
 
 # What a way is called, by where its function is; one that none of these fits is called by its own name.
 _NAMES = (
@@ -160,15 +161,10 @@ class _Calls:
         files = [path for path, text in self.texts.items() if stem in text and word.search(text)]
         for path in {used.module.path, *files}:
             for function in self.functions(path):
-                nodes = [
-                    node
-                    for node in _mentions(function, name)
-                    if any(one.node is used.node for one in self.meant(node, function))
-                ]
-                targets = [_process_target(node) for node in ast.walk(function.node)] if nodes else []
-                for node in nodes:
-                    receiver = next(iter(self.classes(node, function)), None)
-                    yield _Use(function, used, node, node in targets, receiver)
+                for node in _mentions(function, name, called=used.node.name == "__init__"):
+                    if any(one.node is used.node for one in self.meant(node, function)):
+                        receiver = next(iter(self.classes(node, function)), None)
+                        yield _Use(function, used, node, node in _process_targets(function), receiver)
 
 
 @dataclass(frozen=True)
@@ -231,22 +227,241 @@ class _Ways:
             yield self._way(group)
 
     def _climb(
-        self, function: FunctionRef, node: ast.AST, start: _Start, chain: tuple[FunctionRef, ...]
+        self, function: FunctionRef, node: ast.AST, start: _Start, trail: tuple[FunctionRef, ...]
     ) -> Iterator[_Start]:
-        """The starts that lead to a node of a function. `chain`: the methods of one object that were climbed through."""
-        passed = self.passes(function, node) if not start.passed.covered else start.passed
-        passed = passed if passed.covered is not False else start.passed
-        owner = start.owner if start.child_at else function
-        start = _Start(owner, start.site, passed, start.child_at)
-        uses = self.calls.uses(function)
+        """The starts that come to a node of a function: by the functions that nothing private or near them calls."""
+        passed = start.passed if start.passed.covered else self.passes(function, node)
+        passed = start.passed if passed.covered is False else passed
+        start = replace(start, passed=passed, owner=start.owner if start.child_at else function)
+        trail = (*trail, function)
+        uses = self.calls.uses(function) if len(trail) < _DEEPEST else []
         direct = [use for use in uses if not use.as_process]
-        if not _is_private(function) and not any(use.user.module is function.module for use in direct):
-            uses = [] if direct else uses
-        else:
-            uses = direct or uses
-        if not uses or len(chain) > _DEEPEST:
+        ends = not uses or function.node in [one.node for one in trail[:-1]]
+        if ends or (
+            direct and not _is_private(function) and all(use.user.module is not function.module for use in direct)
+        ):
             yield start
-        for use in uses:
-            ...
+            return
+        for use in direct or uses:
+            if self._reaches(use, trail):
+                place = use.user.module.at(use.node)
+                yield from self._climb(use.user, use.node, start if direct else replace(start, child_at=place), trail)
+
+    def _reaches(self, use: _Use, trail: tuple[FunctionRef, ...]) -> bool:
+        """Whether an object that is used leads through these methods, none of which its class overrides."""
+        cls = use.receiver or (use.user.owner if use.user.owner is not use.used.owner else None)
+        if cls is None:
+            return True
+        family = lineage(self.calls.tree, cls).classes
+        for one in trail:
+            if one.owner and one.node.name != "__init__":
+                below = use.receiver and cls in lineage(self.calls.tree, one.owner).classes
+                own = self.calls.method(cls, one.node.name) if one.owner in family or below else one
+                if own is None or own.node is not one.node:
+                    return False
+        return True
+
+    def _way(self, starts: list[_Start]) -> LaunchPath:
+        owner, passed = starts[0].owner, starts[0].passed
+        sites = ", ".join(dict.fromkeys(start.site for start in starts))
+        children = ", ".join(dict.fromkeys(start.child_at for start in starts if start.child_at))
+        before = f"{self.name} is called at {passed.where} before"
+        covered = passed.covered
+        if passed.covered is False and not children and (above := self._above(owner, _DEEPEST)):
+            covered, before = None, f"{self.name} is called before only when it is started by {above}"
+        elif passed.covered is None:
+            before = f"{self.name} is called at {passed.where} on some paths only, or not surely before"
+        elif not passed.covered:
+            before = f"{self.name} is not called before"
+        child = f"; it is a process itself, started at {children}, and has that environment" if children else ""
+        return self._path(owner, covered, f"{before} the workers are started at {sites}{child}")
+
+    def _above(self, function: FunctionRef, depth: int) -> str:
+        """A function that calls the asked one before it comes to this one; "" if there is none."""
+        for use in self.calls.uses(function) if depth else ():
+            if self.passes(use.user, use.node).covered is not False:
+                return f"{_shown(use.user)} ({use.user.module.at(use.node)})"
+            if above := self._above(use.user, depth - 1):
+                return above
+        return ""
+
+    def _path(self, owner: FunctionRef, covered: bool | None, reason: str) -> LaunchPath:
+        label = f"{owner.module.path} {_shown(owner)}"
+        name = next((name for pattern, name in _NAMES if re.search(pattern, label)), _shown(owner))
+        return LaunchPath(name, owner.module.path, owner.node.lineno, covered, reason)
+
+    def actors(self) -> Iterator[LaunchPath]:
+        """The ways that start workers as Ray actors, in processes of Ray that do not get the driver's environment."""
+        for function in self.calls.containing(b".remote("):
+            for node in ast.walk(function.node):
+                if not (
+                    isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "remote"
+                ):
+                    continue
+                for cls in self.calls.classes(node.func, function):
+                    start = self.calls.method(cls, "__init__")
+                    if start and any(_RANK.search(name) for name in _parameters(start.node)):
+                        yield self._actor(function, node, cls, start)
+
+    def _actor(self, function: FunctionRef, node: ast.Call, cls: ClassRef, start: FunctionRef) -> LaunchPath:
+        at = function.module.at(node)
+        inside_it = self.passes(start, None)
+        if inside_it.covered is not False:
+            return self._path(
+                function, inside_it.covered, f"the actor {cls.name} of {at} calls {self.name} at {inside_it.where}"
+            )
+        if "runtime_env" in ast.unparse(node):
+            return self._path(
+                function, None, f"the actor {cls.name} of {at} gets an environment of its own (runtime_env)"
+            )
+        reason = f"the actor {cls.name} of {at} runs in a process of Ray, which does not inherit what its driver sets"
+        return self._path(function, False, f"{reason}; {cls.where} does not call {self.name}")
+
+    def elsewhere(self) -> Iterator[LaunchPath]:
+        """The ways that hand over to a package for SGLang that is not part of it."""
+        for function in self.calls.containing(b".sglang"):
+            for node in ast.walk(function.node):
+                if isinstance(node, ast.ImportFrom) and not node.level and _ELSEWHERE.match(node.module or ""):
+                    reason = (
+                        f"the workers are started by {node.module} ({function.module.at(node)}), outside of this tree"
+                    )
+                    yield self._path(function, None, reason)
 
 
+def _texts(package: Path) -> Iterator[tuple[str, bytes]]:
+    """The Python files of a package and their bytes, without its tests and what cannot be read."""
+    for directory, folders, files in os.walk(package):
+        folders.sort()
+        for name in sorted(files):
+            path = Path(directory, name)
+            relative = path.relative_to(package).as_posix()
+            if name.endswith(".py") and not _NOT_SERVED.search(relative):
+                with contextlib.suppress(OSError):
+                    yield relative, path.read_bytes()
+
+
+def _shown(function: FunctionRef) -> str:
+    return f"{function.owner.name}.{function.node.name}" if function.owner else function.node.name
+
+
+def _is_private(function: FunctionRef) -> bool:
+    return function.node.name.startswith("_") and not function.node.name.endswith("__")
+
+
+def _parameters(function: Function) -> list[str]:
+    return [one.arg for one in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
+
+
+def _local_values(function: FunctionRef, name: str) -> list[ast.expr]:
+    """What a function assigns to a local name."""
+    return [
+        value
+        for node in inside(function.node)
+        for target, value in assignments(node)
+        if isinstance(target, ast.Name) and target.id == name and value is not None
+    ]
+
+
+def _mentions(function: FunctionRef, name: str, *, called: bool) -> list[ast.expr]:
+    """Where a function uses something by its name or by what it imports it as; only in calls if `called`."""
+    module = function.module
+    names = {name} | {
+        to for to, bound in module.names.items() if any(getattr(one, "name", "") == name for one in bound)
+    }
+    nodes = [node for statement in function.node.body for node in ast.walk(statement)]
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            names |= {one.asname for one in node.names if one.name == name and one.asname}
+    owners = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    functions = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    return [
+        node
+        for node in nodes
+        if (
+            (isinstance(node, ast.Name) and node.id in names) or (isinstance(node, ast.Attribute) and node.attr == name)
+        )
+        and (id(node) in functions if called else id(node) not in owners)
+    ]
+
+
+def _process_target(node: ast.AST) -> ast.expr | None:
+    """What a call starts as a process, None if it is no such call (`psutil.Process(pid)` only looks at one)."""
+    if not isinstance(node, ast.Call):
+        return None
+    name = ast.unparse(node.func).rpartition(".")
+    if name[2] == "Process":
+        named = next((one.value for one in node.keywords if one.arg == "target"), None)
+        return named or (node.args[1] if len(node.args) > 1 else None)
+    spawned = name[2] in ("spawn", "start_processes") and name[0].rpartition(".")[2] in ("mp", "multiprocessing")
+    return node.args[0] if node.args and (spawned or name[2] == "Popen") else None
+
+
+def _process_targets(function: FunctionRef) -> list[ast.expr]:
+    """What a function starts as processes, also where it is given a local name first."""
+    targets = [target for node in ast.walk(function.node) if (target := _process_target(node))]
+    names = [target.id for target in targets if isinstance(target, ast.Name)]
+    return targets + [value for name in names for value in _local_values(function, name)]
+
+
+def _starts_rank(node: ast.AST, function: FunctionRef) -> bool:
+    """Whether a node starts a process for one rank, in a function that is not itself what a rank runs."""
+    if _process_target(node) is None or not isinstance(node, ast.Call):
+        return False
+    if {"rank", "local_rank"} & set(_parameters(function.node)):
+        return False
+    words = {word for one in (*node.args, *node.keywords) for word in _words(one)}
+    words |= {inner for word in words for value in _local_values(function, word) for inner in _words(value)}
+    return any(_RANK.search(word) for word in words)
+
+
+def _words(node: ast.AST) -> Iterator[str]:
+    for one in ast.walk(node):
+        for field in ("id", "attr", "arg", "value"):
+            word = getattr(one, field, None)
+            if isinstance(word, str):
+                yield word
+
+
+def _before(function: ast.AST, call: ast.AST, node: ast.AST | None) -> bool | None:
+    """Whether a call has surely run (None: perhaps) when a function comes to a node, or to its end."""
+    mine, other = _path_to(function, call), _path_to(function, node) if node else []
+    if node is None or not other:
+        line = getattr(call, "lineno", 0)
+        left = any(isinstance(one, ast.Return) and one.lineno < line for one in ast.walk(function))
+        return True if not left and all(_surely(*step) for step in mine[1:]) else None
+    same = next((n for n, (a, b) in enumerate(zip(mine, other, strict=False)) if a != b), None)
+    if same is None:
+        return len(mine) > len(other)
+    (split, field, place), (_, its, its_place) = mine[same], other[same]
+    if (split._fields.index(field), place) > (split._fields.index(its), its_place):
+        return False
+    if (field, its) == ("body", "orelse") and isinstance(split, ast.If | ast.IfExp):
+        return False
+    if field in ("cases", "handlers") and its in (field, "orelse"):
+        return False
+    reached = field == its or (its == "orelse" and isinstance(split, ast.Try)) or _surely(split, field, place)
+    return True if reached and all(_surely(*step) for step in mine[same + 1 :]) else None
+
+
+def _path_to(root: ast.AST, node: ast.AST) -> list[tuple[ast.AST, str, int]]:
+    """The nodes from one down to another, each with the field and the place in it that leads on."""
+    for field, value in ast.iter_fields(root):
+        for place, child in enumerate(value if isinstance(value, list) else [value]):
+            if child is node:
+                return [(root, field, place)]
+            if isinstance(child, ast.AST) and (below := _path_to(child, node)):
+                return [(root, field, place), *below]
+    return []
+
+
+def _surely(node: ast.AST, field: str, place: int) -> bool:
+    """Whether what is in a field of a node runs whenever the node does, and to its end if the code behind it runs."""
+    if isinstance(node, ast.Try):
+        last = [handler.body[-1] for handler in node.handlers]
+        return field == "finalbody" or (
+            field == "body" and all(isinstance(one, ast.Raise | ast.Return) for one in last)
+        )
+    if isinstance(node, ast.If | ast.IfExp | ast.While | ast.For | ast.AsyncFor | ast.Match):
+        return field in ("test", "iter", "subject")
+    deferred = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda | ast.comprehension
+    return not isinstance(node, deferred) and not (isinstance(node, ast.BoolOp) and place)

@@ -14,6 +14,7 @@ from patcher.probe import Probe
 
 if TYPE_CHECKING:
     from patcher.source import Source
+    from patcher.target import Target
 
 Params: TypeAlias = Mapping[str, str]
 NO_PARAMS: Params = MappingProxyType({})
@@ -102,6 +103,29 @@ class Example:
     path: str | None = None
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """One place that a family of patches could be applied to: the name to give, what it is, a verdict, the reason."""
+
+    name: str
+    title: str
+    verdict: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Family:
+    """A patch for one of several places, each an instance with a state of its own, called `id:name`.
+
+    `parameter` is the one whose value names an instance; `instance(target, name)` makes its patch, and
+    `candidates(target)` lists the places of a target, those that fit first.
+    """
+
+    parameter: str
+    instance: Callable[[Target, str], Patch]
+    candidates: Callable[[Target], Sequence[Candidate]]
+
+
 def _no_probes(params: Params) -> Sequence[Probe]:
     return ()
 
@@ -118,8 +142,8 @@ class Patch:
     sentence naming the parameter and why it is refused; without it the patch takes no parameters. A parameter set to
     the empty string is left out.
     `notices(params, environ)` returns warnings for the machine that it is applied on, `probes(params)` what `verify`
-    runs. `releases` is a PEP 440 specifier
-    of the SGLang releases that the patch is meant for; it informs, the source decides.
+    runs. `fixed` are parameters that cannot be changed. A patch with a `family` is never applied itself, its instances
+    are. `releases` is a PEP 440 specifier of the SGLang releases that it is meant for; it informs, the source decides.
     """
 
     id: str
@@ -137,6 +161,8 @@ class Patch:
     notices: Callable[[Params, Mapping[str, str]], Sequence[str]] = _no_notices
     probes: Callable[[Params], Sequence[Probe]] = _no_probes
     examples: tuple[Example, ...] = ()
+    fixed: Params = field(default_factory=dict)
+    family: Family | None = None
 
     def resolve(self, profile: str | None, overrides: Params) -> tuple[str | None, Params]:
         """The profile that is meant and the parameters that it makes with `overrides`, sorted by name.
@@ -151,7 +177,7 @@ class Patch:
                 expected=f"one of: {known}",
                 hint=f"sglang-patch show {self.id}",
             )
-        params = dict(self.profiles[name].params) if name else {}
+        params = {**self.fixed, **(self.profiles[name].params if name else {})}
         for key, value in overrides.items():
             self._check(key, value)
             params[key] = value

@@ -234,8 +234,7 @@ def _rederived(survey: Survey, put: Sequence[_Wanted]) -> list[_Wanted]:
 def _compose_with(
     survey: Survey, put: Sequence[_Wanted], forgotten: set[str]
 ) -> tuple[list[Application], _Texts] | _Refused:
-    order = list(survey.catalog)
-    put = sorted(put, key=lambda wanted: order.index(wanted.patch.id))
+    put = sorted(put, key=lambda wanted: survey.catalog.place(wanted.patch.id))
     taken = {wanted.patch.id for wanted in put}
     sources: dict[str, Source] = {}
     for application in reversed(survey.manifest.applications):

@@ -13,7 +13,7 @@ from patcher.manifest import Application, AppliedFile
 from patcher.patch import Edit, Params, Patch, Rewritten
 from patcher.plan import Action, Plan, Step, manifest_of
 from patcher.source import Source
-from patcher.survey import REPAIR, Survey, attempt, marker
+from patcher.survey import REPAIR, Survey, attempt, marked
 
 
 def plan_repair(survey: Survey) -> Plan:
@@ -71,8 +71,7 @@ def _proved_file(survey: Survey, patch: Patch, edit: Edit, params: Params) -> Ap
 def _without(data: bytes, patch: Patch, edit: Edit, params: Params) -> Iterator[bytes]:
     """The file without as many lines from the patch's marker on as the patch inserts, with the empty line before it."""
     lines = data.splitlines(keepends=True)
-    name = marker(patch.id).encode()
-    at = next((n for n, line in enumerate(lines) if name in line), None)
+    at = next((n for n, line in enumerate(lines) if marked(line, patch.id) is not None), None)
     count = _inserted_lines(patch, edit, params)
     if at is None or count is None:
         return

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from patcher.catalog import Catalog
 from patcher.errors import UsageError
 from patcher.hunks import Hunk, find, line_of, take_out
 from patcher.manifest import Application, FileRecord, Manifest, digest, sha256
@@ -41,15 +42,16 @@ class PatchStatus:
 REPAIR = "sglang-patch repair"
 
 
-def marker(patch_id: str) -> str:
-    """The text that a comment in patched source names its patch with."""
-    return f"sglang-patch: {patch_id}"
+def marked(data: bytes | None, patch_id: str) -> int | None:
+    """The offset at which a comment names a patch as the one that its lines belong to, or None."""
+    found = re.search(rb"# *sglang-patch: " + re.escape(patch_id.encode()) + rb"(?![\w:.-])", data or b"")
+    return found.start() if found else None
 
 
 class Survey:
     """A target's files, read at most once, judged against a catalog and what the ledger says."""
 
-    def __init__(self, target: Target, catalog: Mapping[str, Patch], manifest: Manifest) -> None:
+    def __init__(self, target: Target, catalog: Catalog, manifest: Manifest) -> None:
         self.target = target
         self.catalog = catalog
         self.manifest = manifest
@@ -80,7 +82,8 @@ class Survey:
 
     def names(self) -> list[str]:
         """Every patch that the catalog or the ledger knows: the catalog's order, then the ledger's."""
-        return [*self.catalog, *(one.id for one in self.manifest.applications if one.id not in self.catalog)]
+        plain = list(self.catalog)
+        return [*plain, *(one.id for one in self.manifest.applications if one.id not in plain)]
 
     def statuses(self) -> list[PatchStatus]:
         """The state of every known patch."""
@@ -90,7 +93,7 @@ class Survey:
         """The state of one patch; with `params`, of that patch as it would be with them."""
         application, patch = self.manifest.application(patch_id), self.catalog.get(patch_id)
         if application is None:
-            if patch is None:
+            if patch is None or patch.family:
                 raise KeyError(patch_id)
             return self._unrecorded(patch, params)
         known = PatchStatus(
@@ -131,7 +134,7 @@ class Survey:
         """The status of a recorded patch that is not whole: lost, drifted, or upstream by now."""
         broken = [file.path for file in application.files if known.id in self._broken_in(file.path)]
         reasons = [self._why_lost(record) for path in broken if (record := self.manifest.file(path))]
-        traces = any(marker(known.id).encode() in (self.text(path) or b"") for path in broken)
+        traces = any(marked(self.text(path), known.id) is not None for path in broken)
         if traces or not all(reasons):
             return self._drifted(known, application, broken[0])
         outcome = self._outcome(patch, self.wanted(patch)[1]) if patch else None
@@ -221,8 +224,9 @@ class Survey:
         path = self.place(edit)
         if isinstance(path, Finding):
             return path
-        if marker(patch.id).encode() in (self.text(path) or b"") and self.manifest.application(patch.id) is None:
-            line = line_of(self.text(path) or b"", (self.text(path) or b"").index(marker(patch.id).encode()))
+        at = marked(self.text(path), patch.id)
+        if at is not None and self.manifest.application(patch.id) is None:
+            line = line_of(self.text(path) or b"", at)
             return Finding(
                 State.PARTIAL,
                 "its code is there, but the ledger does not record it (was the ledger deleted, or the file copied?)",

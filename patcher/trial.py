@@ -78,9 +78,9 @@ def try_on(
     Raises UsageError and Surroundings where there is no such SGLang.
     """
     recorded = {one.id: one for one in manifest.applications}
-    for patch_id in ids:
-        place.catalog.known(patch_id, also=list(recorded))
-    names = list(ids) or [name for name in recorded if name in place.catalog] or list(place.catalog)
+    names = (
+        api.meant(place, manifest, ids) or [name for name in recorded if name in place.catalog] or list(place.catalog)
+    )
     requests = [
         Request(name, recorded[name].profile, recorded[name].overrides, by_name=False)
         if name in recorded

@@ -1,60 +1,23 @@
-"""EAGLE-3 for Kimi-K2.5: three methods that the wrapper class lacks."""
+"""EAGLE-3 for Kimi-K2.5: `eagle3-delegation` with its wrapper fixed, for the release that lacks the methods."""
 
 from patcher.patch import Edit, Example, Outcome, Params, Patch, State
-from patcher.probe import DelegationProbe, Inner, MethodCall, Probe
+from patcher.probe import Probe
 from patcher.source import Source
+from patches.eagle3_delegation import add_methods, delegation_probes
 
+ID = "kimi-k25-eagle3"
 WRAPPER = "KimiK25ForConditionalGeneration"
+INNER = "language_model"
 
 
-def add_methods(source: Source, params: Params) -> Outcome:
-    """Add the methods to the end of the wrapper class; each hands its call to `self.language_model`."""
-    from patcher.transforms.delegation import Method, delegate
-
-    return delegate(
-        source,
-        class_name=WRAPPER,
-        to="language_model",
-        methods=[
-            # The model runner calls it with layer ids at start, and without any in its warm-up.
-            Method(
-                "set_eagle3_layers_to_capture",
-                parameters=(("layer_ids", "Optional[List[int]]", "None"),),
-                doc="Choose the layers whose hidden states EAGLE-3 drafts from.",
-            ),
-            # The EAGLE worker asks the target model for its weights, which the draft model shares.
-            Method(
-                "get_embed_and_head",
-                returns="Tuple[torch.Tensor, torch.Tensor]",
-                doc="Return the embedding and output head that the draft model shares.",
-            ),
-            Method(
-                "set_embed_and_head",
-                parameters=(("embed", "torch.Tensor", None), ("head", "torch.Tensor", None)),
-                doc="Replace the embedding and output head.",
-            ),
-        ],
-        comment=["sglang-patch: kimi-k25-eagle3", "EAGLE-3 calls these on the wrapper; the language model has them."],
-    )
+def rewrite(source: Source, params: Params) -> Outcome:
+    """Add the three methods to the end of the wrapper class."""
+    return add_methods(source, WRAPPER, INNER, ID)
 
 
 def probes(params: Params) -> list[Probe]:
     """Call the methods as SGLang does, and on wrappers whose language model cannot take the call."""
-    calls = [
-        MethodCall("set_eagle3_layers_to_capture", ([2, 30, 58],)),
-        MethodCall("set_eagle3_layers_to_capture"),
-        MethodCall("get_embed_and_head", returns=True),
-        MethodCall("set_embed_and_head", ("embed", "head")),
-    ]
-    found: list[Probe] = [DelegationProbe("each call reaches language_model", WRAPPER, "language_model", calls)]
-    kinds: dict[str, Inner] = {
-        "no language_model": "missing",
-        "None": "none",
-        "one without the methods": "without-methods",
-    }
-    for name, inner in kinds.items():
-        found.append(DelegationProbe(f"{name} is said clearly", WRAPPER, "language_model", calls, inner))
-    return found
+    return delegation_probes(WRAPPER, INNER)
 
 
 BEFORE = """\
@@ -140,7 +103,7 @@ class KimiK25ForConditionalGeneration:
 """
 
 PATCH = Patch(
-    id="kimi-k25-eagle3",
+    id=ID,
     revision=1,
     summary="EAGLE-3 speculative decoding for Kimi-K2.5",
     why=(
@@ -151,7 +114,7 @@ PATCH = Patch(
     retire="when every host runs SGLang 0.5.10 or newer; status says `upstream` there",
     releases=">=0.5.8.post1,<0.5.10",
     limits=("Only the wrapper changes: the draft model and its weights are yours to bring.",),
-    edits=(Edit(paths=("srt/models/kimi_k25.py",), rewrite=add_methods),),
+    edits=(Edit(paths=("srt/models/kimi_k25.py",), rewrite=rewrite),),
     probes=probes,
     examples=(
         Example("the wrapper of 0.5.9", BEFORE, AFTER),

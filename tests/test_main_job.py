@@ -301,7 +301,7 @@ def test_what_a_spawned_process_inherits(
     expected = without_run_id(shipped.child_environment) | added
     assert without_run_id(patched.child_environment) == expected
     assert without_run_id(patched.environment) == expected
-    assert env.items() <= expected.items() or "3: NVLS, exported" == case
+    assert env.items() <= expected.items() or case == "3: NVLS, exported"
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import libcst as cst
 
 from patcher.patch import Finding, Outcome, Rewritten, State
 from patcher.source import Source
+from patcher.transforms.method import Method
 from patcher.transforms.syntax import (
     definitions,
     dotted,
@@ -18,19 +18,6 @@ from patcher.transforms.syntax import (
     replace_body,
     walk,
 )
-
-
-@dataclass(frozen=True)
-class Method:
-    """A method to add: its name, its parameters as (name, annotation, default), what it returns, its docstring.
-
-    Annotations are written with typing's names (`Optional[List[int]]`) and are given in the file's own style.
-    """
-
-    name: str
-    parameters: tuple[tuple[str, str, str | None], ...] = ()
-    returns: str = "None"
-    doc: str = ""
 
 
 def delegate(source: Source, *, class_name: str, to: str, methods: Sequence[Method], comment: Sequence[str]) -> Outcome:
