@@ -244,17 +244,12 @@ def _requests(
     """One request a patch; a profile and parameters go to the one patch that can have them."""
     from patcher.plan import Request
 
-    for patch_id in ids:
-        place.catalog.known(patch_id, also=[one.id for one in manifest.applications])
-    names = list(dict.fromkeys(ids)) or list(place.catalog)
-    tuned = (
-        names
-        if len(ids) == 1
-        else [name for name in names if place.catalog[name].profiles]
-        if profile or overrides
-        else []
-    )
-    if (profile or overrides) and len(tuned) != 1:
+    names = meant(place, manifest, ids) or list(place.catalog)
+    if not profile and not overrides:
+        return [Request(name, by_name=bool(ids)) for name in names]
+    takes = [name for name in names if name in place.catalog and place.catalog[name].check_parameter]
+    tuned = names if len(names) == 1 else takes
+    if len(tuned) != 1:
         raise UsageError(
             "--profile and --set need one patch to go to",
             found=", ".join(tuned) or "no patch with parameters",

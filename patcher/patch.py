@@ -73,12 +73,14 @@ class Edit:
     """One file of the target and one transform.
 
     `paths` are the places where the file can be, relative to the `sglang` package, newest layout first. With `anchor`,
-    a text that the right file must contain, a file that upstream moved elsewhere is still found.
+    a text that the right file must contain, a file that upstream moved elsewhere is still found. `missing` is what to
+    say where there is no such file.
     """
 
     paths: tuple[str, ...]
     rewrite: Rewrite
     anchor: str | None = None
+    missing: str | None = None
 
 
 @dataclass(frozen=True)

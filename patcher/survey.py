@@ -8,7 +8,7 @@ from functools import cached_property
 
 from patcher.catalog import Catalog
 from patcher.errors import UsageError
-from patcher.hunks import Hunk, find, line_of, take_out
+from patcher.hunks import Hunk, find, line_of, take_out, take_out_found
 from patcher.manifest import Application, FileRecord, Manifest, digest, sha256
 from patcher.patch import Edit, Finding, Outcome, Params, Patch, Rewritten, State
 from patcher.pristine import Oracle
@@ -234,20 +234,34 @@ class Survey:
                 path=path,
                 hint=REPAIR,
             )
-        return attempt(edit, self.source(path), params)
+        outcome = attempt(edit, self.source(path), params)
+        if isinstance(outcome, Finding) and outcome.state is State.UPSTREAM and self.manifest.file(path):
+            return replace(outcome, reason=outcome.reason + self._by_another(patch, edit, path, params))
+        return outcome
+
+    def _by_another(self, patch: Patch, edit: Edit, path: str, params: Params) -> str:
+        """A clause naming the applied patches of a file that brought what a patch finds to be there already."""
+        others = [one for one in self.manifest.applications if one.id != patch.id and one.hunks_in(path)]
+        data = self.text(path) or b""
+        for one in reversed(others):
+            data = take_out_found(data, one.hunks_in(path))
+        without = attempt(edit, Source(path, data), params)
+        upstream = isinstance(without, Finding) and without.state is State.UPSTREAM
+        return "" if upstream else f"; not SGLang's own, but put there by {', '.join(one.id for one in others)}"
 
     def place(self, edit: Edit) -> str | Finding:
         """The file that an edit is for: the first of its paths that has its anchor, else wherever the anchor is."""
         there = [path for path in edit.paths if self.text(path) is not None]
         if edit.anchor is None:
-            return there[0] if there else Finding(State.ABSENT, f"this SGLang has no {edit.paths[0]}")
+            return there[0] if there else Finding(State.ABSENT, edit.missing or f"this SGLang has no {edit.paths[0]}")
         anchor = edit.anchor.encode()
         with_anchor = [path for path in there if anchor in (self.text(path) or b"")]
         elsewhere = with_anchor or list(self.target.containing(anchor))
         if len(elsewhere) > 1 and not with_anchor:
             return Finding(State.CONFLICT, f"{edit.anchor!r} is in more than one file", found=", ".join(elsewhere))
         if not elsewhere:
-            return Finding(State.ABSENT, f"this SGLang has no {edit.anchor!r}", path=there[0] if there else None)
+            reason = edit.missing or f"this SGLang has no {edit.anchor!r}"
+            return Finding(State.ABSENT, reason, path=there[0] if there else None)
         return elsewhere[0]
 
     def _files(self, paths: list[str]) -> tuple[tuple[str, str], ...]:

@@ -94,16 +94,25 @@ def instance(target: Target, model: str) -> Patch:
             return []
         return delegation_probes(wrapper.class_name, wrapper.inner)
 
-    is_class = not (target.path / f"srt/models/{model}.py").is_file() and model[:1].isupper()
+    if (target.path / f"srt/models/{model}.py").is_file():
+        edit = Edit((f"srt/models/{model}.py",), rewrite)
+    else:
+        edit = Edit((), rewrite, anchor=f"class {model}(", missing=_missing(find(target, model)))
     return replace(
         PATCH,
         id=patch_id,
         summary=f"EAGLE-3 speculative decoding for {model}",
-        edits=(Edit((), rewrite, f"class {model}(") if is_class else Edit((f"srt/models/{model}.py",), rewrite),),
+        edits=(edit,),
         probes=probes,
         fixed={"model": model},
         family=None,
     )
+
+
+def _missing(found: Wrapper | NoWrapper) -> str | None:
+    """What to say about a name that means no file and no class."""
+    names = getattr(found, "names", ())
+    return f"{found.reason}; did you mean {' or '.join(names)}?" if names else found.reason
 
 
 def candidates(target: Target) -> Sequence[Candidate]:
