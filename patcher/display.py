@@ -16,7 +16,7 @@ from rich.text import Text
 from patcher.api import Result, Status, Verification
 from patcher.ledger import Entry
 from patcher.patch import Candidate, Patch, State
-from patcher.plan import Action, Step, inserted
+from patcher.plan import Action, Plan, Step, inserted
 from patcher.survey import PatchStatus
 from patcher.trial import Trial
 
@@ -66,6 +66,9 @@ def status(seen: Status) -> None:
     _print(table)
     for one in seen.patches:
         _details(one)
+    waiting = (State.NOT_APPLIED, State.LOST, State.OUTDATED)
+    if any(one.state in waiting for one in seen.patches):
+        console().print("next    sglang-patch apply", style="dim")
     console().print(f"digest  {seen.digest}")
     console().print(f"ledger  {seen.ledger}{'' if seen.head else '  (nothing recorded yet)'}", style="dim")
 
@@ -113,12 +116,14 @@ def _target_line(seen: Status) -> None:
 
 
 def _profile(one: PatchStatus) -> str:
-    return one.profile or "-"
+    """The profile, and what was chosen otherwise: `pcie-latency NCCL_NTHREADS=256`."""
+    chosen = [f"{name}={value}" for name, value in one.overrides.items()]
+    return " ".join([*([one.profile] if one.profile else []), *chosen]) or "-"
 
 
 def _details(one: PatchStatus) -> None:
     """Where, expected, found and what to type, for a patch that needs a look."""
-    if one.state in (State.APPLIED, State.UPSTREAM, State.ABSENT):
+    if one.state in (State.APPLIED, State.UPSTREAM, State.ABSENT, State.NOT_APPLIED):
         return
     lines = [("at", one.where), ("expected", one.expected), ("found", one.found), ("type", one.hint)]
     for name, value in lines:
@@ -134,34 +139,52 @@ def result(done: Result, *, dry_run: bool, diff: str) -> None:
     if diff:
         patch_text(diff)
     for step in plan.steps:
-        console().print(_step(step, done, dry_run=dry_run))
+        console().print(_step(step, plan, dry_run=dry_run))
     if plan.refused:
         return
     if dry_run and plan.does_something:
         console().print(f"nothing was written; to do it: sglang-patch {plan.operation} ...", style="dim")
     elif not plan.does_something:
         console().print("nothing to do: no file was touched", style="dim")
+    elif plan.changes:
+        console().print("servers that run keep the code that they started with: restart them", style="dim")
 
 
-def _step(step: Step, done: Result, *, dry_run: bool) -> Text:
-    would = "would " if dry_run and step.action not in (Action.KEEP, Action.SKIP, Action.REFUSE) else ""
-    source = done.plan.after if done.plan.operation == "apply" else done.plan.before
+# What is said of a step that was taken, of one that would be, and in which colour.
+_WORDS = {
+    Action.APPLY: ("applied", "would apply", "green"),
+    Action.UPDATE: ("updated", "would update", "green"),
+    Action.KEEP: ("in place", "in place", "green"),
+    Action.SKIP: ("skipped", "would skip", "dim"),
+    Action.REVERT: ("reverted", "would revert", "green"),
+    Action.FORGET: ("forgotten", "would forget", "yellow"),
+    Action.RECORD: ("recorded", "would record", "green"),
+    Action.REFUSE: ("refused", "refused", "red"),
+}
+
+
+def _step(step: Step, plan: Plan, *, dry_run: bool) -> Text:
+    """One line on a step: what, which patch, where or why."""
+    done, would, style = _WORDS[step.action]
+    if step.action is Action.KEEP:
+        detail = f"revision {step.status.revision}, {_profile(step.status)}"
+    elif step.action in (Action.APPLY, Action.REVERT):
+        detail = _changed(step, plan)
+    elif step.action in (Action.SKIP, Action.REFUSE):
+        detail = f"{step.status.state}: {step.reason}"
+    else:
+        detail = step.reason or ""
+    return Text(f"{would if dry_run else done}  {step.id}  {detail}", style=style)
+
+
+def _changed(step: Step, plan: Plan) -> str:
+    """The files of a step with the lines that it adds or takes away."""
+    source, sign = (plan.before, -1) if plan.operation == "revert" else (plan.after, 1)
     application = source.application(step.id)
-    files = application.files if application else ()
-    changed = ", ".join(
-        f"{file.path} ({inserted(file.hunks):+d} lines, line {file.hunks[0].line})" for file in files if file.hunks
+    files = [file for file in (application.files if application else ()) if file.hunks]
+    return ", ".join(
+        f"{file.path} ({sign * inserted(file.hunks):+d} lines, line {file.hunks[0].line})" for file in files
     )
-    text, style = {
-        Action.APPLY: (f"{would}apply  {step.id}  {changed}", "green"),
-        Action.UPDATE: (f"{would}update  {step.id}  {step.reason}", "green"),
-        Action.KEEP: (f"in place  {step.id}  revision {step.status.revision}, {_profile(step.status)}", "green"),
-        Action.SKIP: (f"skipped  {step.id}  {step.status.state}: {step.reason}", "dim"),
-        Action.REVERT: (f"{would}revert  {step.id}  {changed.replace('+', '-')}", "green"),
-        Action.FORGET: (f"{would}forget  {step.id}  {step.reason}", "yellow"),
-        Action.RECORD: (f"recorded  {step.id}  {step.reason}", "green"),
-        Action.REFUSE: (f"refused  {step.id}  {step.status.state}: {step.reason}", "red"),
-    }[step.action]
-    return Text(text.rstrip(), style=style)
 
 
 def patch_text(text: str) -> None:

@@ -26,6 +26,7 @@ def patch_status(status: PatchStatus) -> Document:
         "revision": status.revision,
         "profile": status.profile,
         "params": dict(status.params),
+        "overrides": dict(status.overrides),
         "reason": status.reason,
         "where": status.where,
         "expected": status.expected,

@@ -20,9 +20,10 @@ from patcher.target import Target
 class PatchStatus:
     """One patch on one target.
 
-    `revision`, `profile` and `params` are what is applied, or for a patch that is not, what would be. `reason` is one
-    sentence; `where` a path of the target with a line; `expected` and `found` the texts that differ. `files` are the
-    patched files with the sha256 (hexadecimal) of their bytes now.
+    `revision`, `profile` and `params` are what is applied, or for a patch that is not, what would be; `overrides` are
+    the parameters that were chosen otherwise than the profile has them. `reason` is one sentence; `where` a path of the
+    target with a line; `expected` and `found` the texts that differ. `files` are the patched files with the sha256
+    (hexadecimal) of their bytes now.
     """
 
     id: str
@@ -31,6 +32,7 @@ class PatchStatus:
     summary: str
     profile: str | None = None
     params: Params = field(default_factory=dict)
+    overrides: Params = field(default_factory=dict)
     reason: str | None = None
     where: str | None = None
     expected: str | None = None
@@ -103,6 +105,7 @@ class Survey:
             application.summary,
             application.profile,
             application.params,
+            application.overrides,
             files=self._files([file.path for file in application.files]),
         )
         if patch_id in self.whole:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from patcher.wrappers.statements import Function, assignments, flat, shown
-from patcher.wrappers.tree import ClassRef, FunctionRef, Outside, Tree
+from patcher.wrappers.modules import ClassRef, FunctionRef
+from patcher.wrappers.statements import Function, assignments, flat, is_super, shown
+from patcher.wrappers.tree import Outside, Tree
 
 
 @dataclass(frozen=True)
@@ -54,15 +56,14 @@ class Lineage:
 def lineage(tree: Tree, cls: ClassRef) -> Lineage:
     """The bases of a class through the files of the tree.
 
-    Depth first, each class where it comes last: Python's own order wherever the classes of SGLang have one.
+    Depth first, each class where it comes last: that is Python's order, bar hierarchies with crossing bases.
     """
     order: list[ClassRef] = []
     unknown: list[str] = []
     _climb(tree, cls, (), order, unknown)
-    last = {id(one): place for place, one in enumerate(order)}
-    return Lineage(
-        tuple(one for place, one in enumerate(order) if last[id(one)] == place), tuple(dict.fromkeys(unknown))
-    )
+    last = {one: place for place, one in enumerate(order)}
+    kept = [one for place, one in enumerate(order) if last[one] == place]
+    return Lineage(tuple(kept), tuple(dict.fromkeys(unknown)))
 
 
 def _climb(tree: Tree, cls: ClassRef, trail: tuple[ClassRef, ...], order: list[ClassRef], unknown: list[str]) -> None:
@@ -70,9 +71,9 @@ def _climb(tree: Tree, cls: ClassRef, trail: tuple[ClassRef, ...], order: list[C
     for base in cls.node.bases:
         expression = base.value if isinstance(base, ast.Subscript) else base
         meanings = tree.meaning(expression, cls.module)
-        found = [one for one in meanings if isinstance(one, ClassRef)]
-        if len(meanings) == 1 and len(found) == 1 and found[0] not in (*trail, cls):
-            _climb(tree, found[0], (*trail, cls), order, unknown)
+        only = meanings[0] if len(meanings) == 1 else None
+        if isinstance(only, ClassRef) and only not in (*trail, cls):
+            _climb(tree, only, (*trail, cls), order, unknown)
         elif not meanings or not all(isinstance(one, Outside) for one in meanings):
             unknown.append(f"{shown(base)} ({cls.module.at(base)})")
 
@@ -96,6 +97,31 @@ def members(cls: ClassRef) -> dict[str, Member]:
 def methods(cls: ClassRef) -> list[FunctionRef]:
     """The methods that a class itself defines."""
     return [method for member in members(cls).values() if (method := member.method)]
+
+
+def reached(tree: Tree, line: Lineage, start: Iterable[FunctionRef | None]) -> Iterator[FunctionRef]:
+    """Methods, and the methods of the same object that they call: `self.m()`, `super().m()`, `Base.m(self)`."""
+    pending = list(start)
+    seen: set[Function] = set()
+    while pending:
+        method = pending.pop()
+        if method is None or method.node in seen:
+            continue
+        seen.add(method.node)
+        yield method
+        calls = [node.func for node in method.nodes if isinstance(node, ast.Call)]
+        pending += [_called(tree, line, method, one) for one in calls if isinstance(one, ast.Attribute)]
+
+
+def _called(tree: Tree, line: Lineage, method: FunctionRef, callee: ast.Attribute) -> FunctionRef | None:
+    if method.own(callee):
+        return line.method(callee.attr)
+    if is_super(callee.value):
+        return line.method(callee.attr, after=method.owner)
+    if callee.attr == "__init__":
+        bases = tree.meaning(callee.value, method.module, method)
+        return next((lineage(tree, one).method("__init__") for one in bases if isinstance(one, ClassRef)), None)
+    return None
 
 
 def accepts(function: Function, count: int) -> bool:
@@ -124,10 +150,9 @@ def language_model(tree: Tree, cls: ClassRef) -> bool:
     """
     if MODEL_NAME.fullmatch(cls.name):
         return True
-    return cls.name in cls.module.entry_names() and any(
-        isinstance(target, ast.Attribute) and target.attr == "logits_processor"
-        for one in lineage(tree, cls).classes
-        if (method := members(one).get("__init__"))
-        for node in ast.walk(method.node)
-        for target, _ in assignments(node)
-    )
+    if cls.name not in cls.module.entry_names():
+        return False
+    starting = [members(one).get("__init__") for one in lineage(tree, cls).classes]
+    nodes = [node for member in starting if member and (method := member.method) for node in method.nodes]
+    targets = [target for node in nodes for target, _ in assignments(node)]
+    return any(isinstance(target, ast.Attribute) and target.attr == "logits_processor" for target in targets)

@@ -1,4 +1,4 @@
-"""Walking the statements of a syntax tree."""
+"""Walking the statements of a syntax tree, and telling simple expressions apart."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def inside(function: Function) -> Iterator[ast.AST]:
-    """The nodes of a function's body, without those of functions, lambdas and classes in it."""
+    """The nodes of a function's body, in order, without those of functions, lambdas and classes in it."""
     pending: list[ast.AST] = list(reversed(function.body))
     while pending:
         node = pending.pop()
@@ -57,6 +57,28 @@ def _paired(target: ast.expr, value: ast.expr | None) -> Iterator[tuple[ast.expr
         values = list(value.elts)
     for one, its in zip(target.elts, values, strict=True):
         yield from _paired(one, its)
+
+
+def parameters(function: Function) -> list[str]:
+    """The names of a function's parameters, those by position first."""
+    given = function.args
+    rest = [one for one in (given.vararg, given.kwarg) if one]
+    return [one.arg for one in [*given.posonlyargs, *given.args, *given.kwonlyargs, *rest]]
+
+
+def is_none(node: ast.AST) -> bool:
+    """Whether an expression is `None`."""
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def is_name(node: ast.AST, name: str) -> bool:
+    """Whether an expression is just this name."""
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def is_super(node: ast.AST) -> bool:
+    """Whether an expression is `super()` or `super(C, self)`."""
+    return isinstance(node, ast.Call) and is_name(node.func, "super")
 
 
 def shown(node: ast.AST) -> str:

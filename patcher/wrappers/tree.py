@@ -1,56 +1,18 @@
-"""An SGLang tree as modules, and what a name in one of them stands for: source text only, nothing is imported."""
+"""An SGLang tree, and what a name in one of its modules stands for: source text only, nothing is imported."""
 
 from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from patcher.source import syntax
-from patcher.target import PACKAGE
-from patcher.wrappers.statements import Function, assignments, flat, inside, shown
+from patcher.wrappers.modules import ClassRef, FunctionRef, Import, Module
+from patcher.wrappers.statements import flat, is_none, shown
 
 Reader: TypeAlias = Callable[[str], bytes | None]
-
-
-@dataclass(frozen=True, eq=False)
-class ClassRef:
-    """A class of the tree, where it is defined."""
-
-    module: Module
-    node: ast.ClassDef
-
-    @property
-    def name(self) -> str:
-        """The class's own name."""
-        return self.node.name
-
-    @property
-    def where(self) -> str:
-        """Its place, as `file:line`."""
-        return self.module.at(self.node)
-
-
-@dataclass(frozen=True, eq=False)
-class FunctionRef:
-    """A function of the tree: of a module, or a method of `owner`."""
-
-    module: Module
-    node: Function
-    owner: ClassRef | None = None
-
-    @property
-    def where(self) -> str:
-        """Its place, as `file:line`."""
-        return self.module.at(self.node)
-
-    @property
-    def me(self) -> str:
-        """What a method calls its own object, usually `self`; "" in a function."""
-        arguments = [*self.node.args.posonlyargs, *self.node.args.args]
-        return arguments[0].arg if self.owner and arguments else ""
 
 
 @dataclass(frozen=True)
@@ -80,92 +42,6 @@ class Missing:
 Meaning: TypeAlias = ClassRef | FunctionRef | Package | Outside | Missing
 
 
-@dataclass(frozen=True)
-class _Import:
-    """An import of `name` from the module `dotted`, or of that module; `inside` says whether it is SGLang's."""
-
-    dotted: str
-    name: str | None
-    inside: bool
-
-
-class Module:
-    """One parsed file: `names` are the things that its top level binds each name to, in order."""
-
-    def __init__(self, path: str, tree: ast.Module) -> None:
-        self.path = path
-        self.names: dict[str, list[ClassRef | FunctionRef | _Import | ast.expr]] = {}
-        self.stars: list[_Import] = []
-        self.exported: list[ast.AST] = []
-        self.patched: list[tuple[str, str, ast.stmt]] = []
-        self._locals: dict[ast.AST, dict[str, list[ast.expr | None]]] = {}
-        self.dotted = _dotted(path)
-        self.is_package = path.endswith("__init__.py")
-        for statement in flat(tree.body):
-            self._bind(statement)
-
-    def at(self, node: ast.AST) -> str:
-        """The place of a node, as `file:line`."""
-        return f"{self.path}:{getattr(node, 'lineno', 1)}"
-
-    def classes(self) -> list[ClassRef]:
-        """The classes of the top level, in order."""
-        return [one for bound in self.names.values() for one in bound if isinstance(one, ClassRef)]
-
-    def entry_names(self) -> list[str]:
-        """The names in `EntryClass`, by which SGLang finds the models of a file."""
-        nodes = [node for statement in self.exported for node in ast.walk(statement) if not _is_entry(node)]
-        return list(dict.fromkeys(node.id for node in nodes if isinstance(node, ast.Name)))
-
-    def locals(self, function: Function) -> dict[str, list[ast.expr | None]]:
-        """What a function assigns to its local names; None for what cannot be told apart (loops, unpacking)."""
-        if function not in self._locals:
-            found: dict[str, list[ast.expr | None]] = {}
-            for target, value in (pair for node in inside(function) for pair in assignments(node)):
-                if isinstance(target, ast.Name):
-                    found.setdefault(target.id, []).append(value)
-            self._locals[function] = found
-        return self._locals[function]
-
-    def _bind(self, statement: ast.stmt) -> None:
-        if isinstance(statement, ast.ClassDef):
-            self.names.setdefault(statement.name, []).append(ClassRef(self, statement))
-        elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-            self.names.setdefault(statement.name, []).append(FunctionRef(self, statement))
-        elif isinstance(statement, ast.Import | ast.ImportFrom):
-            for name, imported in self.imports(statement):
-                if name == "*":
-                    self.stars.append(imported)
-                else:
-                    self.names.setdefault(name, []).append(imported)
-        elif isinstance(statement, _SIMPLE) and any(_is_entry(node) for node in ast.walk(statement)):
-            self.exported.append(statement)
-        else:
-            for target, value in assignments(statement):
-                if isinstance(target, ast.Name) and value is not None:
-                    self.names.setdefault(target.id, []).append(value)
-                elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
-                    self.patched.append((target.value.id, target.attr, statement))
-
-    def imports(self, statement: ast.stmt) -> Iterator[tuple[str, _Import]]:
-        """The names that an import statement binds."""
-        if isinstance(statement, ast.Import):
-            for alias in statement.names:
-                dotted = alias.name if alias.asname else alias.name.partition(".")[0]
-                yield alias.asname or dotted, _imported(dotted, None)
-        elif isinstance(statement, ast.ImportFrom):
-            for alias in statement.names:
-                yield alias.asname or alias.name, self._from(statement, alias.name)
-
-    def _from(self, statement: ast.ImportFrom, name: str) -> _Import:
-        if not statement.level:
-            return _imported(statement.module or "", name)
-        parts = self.dotted.split(".")
-        up = statement.level - self.is_package
-        base = parts[: len(parts) - up] if up else parts
-        return _Import(".".join(filter(None, [*base, statement.module])), name, inside=True)
-
-
 class Tree:
     """Modules by path, each read and parsed at most once, when first asked for."""
 
@@ -190,33 +66,30 @@ class Tree:
 
     def meaning(self, node: ast.expr, module: Module, function: FunctionRef | None = None) -> list[Meaning]:
         """What a name or dotted name may stand for in a module, or in a function of it; None stands for nothing."""
-        if isinstance(node, ast.Name):
-            local = _local_imports(function, node.id) if function else []
-            return self._distinct(local) if local else self._named(module, node.id, ())
-        return self._meaning(node, module, ())
+        head = _head(node)
+        local = _local_imports(function, head.id) if function and head else []
+        return self._meaning(node, module, local, ())
 
     def can_be_below(self, node: ast.expr, module: Module, function: FunctionRef | None, dotted: str) -> bool:
         """Whether what a name stands for can be defined below a package, as far as its import says; reads no file."""
-        while isinstance(node, ast.Attribute):
-            node = node.value
-        if not isinstance(node, ast.Name):
+        head = _head(node)
+        if head is None:
             return True
-        bound = (_local_imports(function, node.id) if function else []) or module.names.get(node.id, [])
-        imports = [one for one in bound if isinstance(one, _Import)]
-        near = [
-            one for one in imports if one.inside and (one.dotted.startswith(dotted) or dotted.startswith(one.dotted))
-        ]
-        return bool(near) or len(imports) < len(bound) or not bound
+        bound = (_local_imports(function, head.id) if function else []) or module.names.get(head.id, [])
+        imports = [one for one in bound if isinstance(one, Import)]
+        near = any(one.inside and (f"{one.dotted}.{one.name}".startswith(dotted) or not one.name) for one in imports)
+        return near or len(imports) < len(bound) or not bound
 
-    def _meaning(self, node: ast.expr, module: Module, trail: tuple[str, ...]) -> list[Meaning]:
-        if isinstance(node, ast.Constant) and node.value is None:
+    def _meaning(
+        self, node: ast.expr, module: Module, local: Sequence[Import], trail: tuple[str, ...]
+    ) -> list[Meaning]:
+        """Like `meaning`, with the imports of the function for the name that the expression starts with."""
+        if is_none(node):
             return []
         if isinstance(node, ast.Name):
-            return self._named(module, node.id, trail)
-        if isinstance(node, ast.IfExp):
-            return [*self._meaning(node.body, module, trail), *self._meaning(node.orelse, module, trail)]
+            return self._any_of(local, module, trail) if local else self._named(module, node.id, trail)
         if isinstance(node, ast.Attribute):
-            owners = self._meaning(node.value, module, trail)
+            owners = self._meaning(node.value, module, local, trail)
             return [one for owner in owners for one in self._attribute(owner, node.attr, trail)]
         return [Missing(shown(node))]
 
@@ -224,32 +97,28 @@ class Tree:
         step = f"{module.path}:{name}"
         if step in trail:
             return [Missing(name)]
-        bound = module.names.get(name)
-        if bound is not None:
-            return self._distinct(bound, module, (*trail, step))
+        if bound := module.names.get(name):
+            return self._any_of(bound, module, (*trail, step))
         for star in module.stars:
-            there = self._imported(_Import(star.dotted, name, star.inside), (*trail, step))
-            if not all(isinstance(one, Missing | Outside) for one in there):
+            there = self._imported(Import(star.dotted, name, star.inside), (*trail, step))
+            if any(isinstance(one, ClassRef | FunctionRef) for one in there):
                 return there
         return [Outside(name) if hasattr(builtins, name) else Missing(name)]
 
-    def _distinct(
-        self,
-        bound: list[ClassRef | FunctionRef | _Import | ast.expr] | list[_Import],
-        module: Module | None = None,
-        trail: tuple[str, ...] = (),
+    def _any_of(
+        self, bound: Sequence[ClassRef | FunctionRef | Import | ast.expr], module: Module, trail: tuple[str, ...]
     ) -> list[Meaning]:
         found: list[Meaning] = []
         for one in bound:
             if isinstance(one, ClassRef | FunctionRef):
                 found.append(one)
-            elif isinstance(one, _Import):
+            elif isinstance(one, Import):
                 found += self._imported(one, trail)
-            elif module is not None:
-                found += self._meaning(one, module, trail)
+            else:
+                found += self._meaning(one, module, (), trail)
         return list(dict.fromkeys(found))
 
-    def _imported(self, imported: _Import, trail: tuple[str, ...]) -> list[Meaning]:
+    def _imported(self, imported: Import, trail: tuple[str, ...]) -> list[Meaning]:
         if not imported.inside:
             return [Outside(".".join(filter(None, [imported.dotted, imported.name])))]
         package = Package(imported.dotted)
@@ -261,36 +130,25 @@ class Tree:
         if not isinstance(owner, Package):
             return [Missing(name)]
         module = self._file(owner.dotted)
-        if module is not None and name in module.names:
-            return self._named(module, name, trail)
         below = f"{owner.dotted}.{name}".strip(".")
-        if self._file(below) is not None or (
-            module is None and self._file(owner.dotted) is None and below.count(".") < 1
-        ):
+        if module is None or (name not in module.names and self._file(below) is not None):
             return [Package(below)]
-        return self._named(module, name, trail) if module is not None else [Missing(name)]
+        return self._named(module, name, trail)
 
     def _file(self, dotted: str) -> Module | None:
         place = dotted.replace(".", "/")
-        return (self.module(f"{place}.py") if place else None) or self.module(f"{place}/__init__.py".lstrip("/"))
+        if not place:
+            return self.module("__init__.py")
+        return self.module(f"{place}.py") or self.module(f"{place}/__init__.py")
 
 
-_SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr)
+def _head(node: ast.expr) -> ast.Name | None:
+    """The name that a dotted name starts with."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node if isinstance(node, ast.Name) else None
 
 
-def _is_entry(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and node.id == "EntryClass"
-
-
-def _local_imports(function: FunctionRef, name: str) -> list[_Import]:
+def _local_imports(function: FunctionRef, name: str) -> list[Import]:
     pairs = (pair for statement in flat(function.node.body) for pair in function.module.imports(statement))
     return [imported for bound, imported in pairs if bound == name]
-
-
-def _imported(dotted: str, name: str | None) -> _Import:
-    head, _, rest = dotted.partition(".")
-    return _Import(rest, name, inside=True) if head == PACKAGE else _Import(dotted, name, inside=False)
-
-
-def _dotted(path: str) -> str:
-    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".").removesuffix("__init__")
