@@ -1,7 +1,9 @@
 """The ways in which an SGLang tree starts processes that use NCCL, and whether each passes through a function first.
 
-Everything is found in the source: a statement that starts a process for one rank, and the calls that lead to it. What is
-
+Everything is found in the source: a statement that starts a process for one rank, and the calls that lead to it.
+Followed are calls by name, imports across modules, `self.x`, `cls.x` and base classes, functions handed to threads, and
+started processes, which inherit the environment. Not followed are callables in attributes or containers and other
+distributions; what depends on them is told as unknown.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ from patcher.wrappers.classes import lineage, methods
 from patcher.wrappers.statements import Function, assignments, inside
 from patcher.wrappers.tree import ClassRef, FunctionRef, Package, Tree
 
-# What a way is called, by where its function is; one that none of these fits is called by its own name.
+# What a way is called, by the file and name of its function; one that none of these fits is called by that name.
 _NAMES = (
     (r"^multimodal_gen/", "multimodal_gen server"),
-    (r"/ray/", "Ray actors"),
+    (r"/ray/.* launch_server$", "HTTP server with Ray"),
     (r"encode.*grpc", "encoder-only gRPC server"),
     (r"encode", "encoder-only server"),
     (r"grpc", "gRPC server"),
@@ -35,10 +37,11 @@ _NAMES = (
     (r"server\.py launch_server$", "HTTP server"),
 )
 # A process for one rank is told its rank or its GPU; detokenizers, HTTP servers and the like are told neither.
-_RANK = re.compile(r"(?:^|[_-])(?:rank|gpu_ids?|gpu-id)$|scheduler_process")
+_RANK = re.compile(r"(?:^|[_-])(?:rank|gpu[_-]ids?)$")
 _ELSEWHERE = re.compile(r"(?!sglang\.)[\w.]+\.sglang(\.|$)")
 _NOT_SERVED = re.compile(r"(^|/)(\.|tests?/|test_\w*\.py$|unit_test\.py$)")
-_DEEPEST = 5
+_DEEPEST = 12
+_DEEPEST_ABOVE = 3
 
 
 @dataclass(frozen=True)
@@ -65,17 +68,25 @@ def launch_paths(target: Target, function: str = "_set_envs_and_config", file: s
 
 
 @dataclass(frozen=True)
-class _Use:
-    """`user` uses `used` at a node: to start a process with it (`as_process`), or else to call it or hand it on.
+class _Mention:
+    """A function names something at a node, to "call" it, to start a "thread" or a "process" with it, or to "hand" it on."""
 
-    `receiver` is the class that a method is looked up in, None for a method of the user's own object.
-    """
-
-    user: FunctionRef
-    used: FunctionRef
+    function: FunctionRef
     node: ast.expr
-    as_process: bool
+    how: str
+
+
+@dataclass(frozen=True)
+class _Use(_Mention):
+    """A mention that is known to mean `used`; `receiver` is the class that a method is looked up in, if it is named."""
+
+    used: FunctionRef
     receiver: ClassRef | None
+
+    @property
+    def where(self) -> str:
+        """Its place, as `file:line`."""
+        return self.function.module.at(self.node)
 
 
 class _Calls:
@@ -85,6 +96,7 @@ class _Calls:
         self.texts = dict(_texts(target.path))
         self.tree = Tree(self.texts.get)
         self._functions: dict[str, list[FunctionRef]] = {}
+        self._mentions: dict[str, dict[str, list[_Mention]]] = {}
         self._uses: dict[ast.AST, list[_Use]] = {}
 
     def functions(self, path: str) -> list[FunctionRef]:
@@ -108,26 +120,23 @@ class _Calls:
         found.sort(key=lambda one: one.module.path not in ("srt/entrypoints/engine.py", "srt/server.py"))
         return next((one for one in found if file in (None, one.module.path)), None)
 
+    def method(self, cls: ClassRef, name: str, *, above: bool = False) -> FunctionRef | None:
+        """The method that a class or, with `above`, its bases give under a name."""
+        return lineage(self.tree, cls).method(name, after=cls if above else None)
+
     def meant(self, node: ast.expr, function: FunctionRef) -> list[FunctionRef]:
-        """The functions of the tree that an expression in a function may stand for; a class stands for its `__init__`."""
-        if isinstance(node, ast.Attribute):
-            return self._member(node, function)
-        if not isinstance(node, ast.Name):
+        """The functions that an expression in a function may stand for; a class stands for its `__init__`."""
+        if isinstance(node, ast.Name):
+            if values := _local_values(function, node.id):
+                return [one for value in values for one in self.meant(value, function)]
+            return self._callable(self.tree.meaning(node, function.module, function))
+        if not isinstance(node, ast.Attribute):
             return []
-        if values := _local_values(function, node.id):
-            return [one for value in values for one in self.meant(value, function)]
-        return self._callable(self.tree.meaning(node, function.module, function))
-
-    def _callable(self, meanings: Iterable[object]) -> list[FunctionRef]:
-        refs = [self.method(one, "__init__") if isinstance(one, ClassRef) else one for one in meanings]
-        return [one for one in refs if isinstance(one, FunctionRef)]
-
-    def _member(self, node: ast.Attribute, function: FunctionRef) -> list[FunctionRef]:
-        owner = node.value
-        if isinstance(owner, ast.Name) and function.owner and owner.id == function.me:
-            return self._callable([self.method(function.owner, node.attr)])
-        if isinstance(owner, ast.Call) and isinstance(owner.func, ast.Name) and owner.func.id == "super":
-            return self._callable([function.owner and self.method(function.owner, node.attr, above=True)])
+        owner, cls = node.value, function.owner
+        if cls and isinstance(owner, ast.Name) and owner.id == function.me:
+            return self._callable([self.method(cls, node.attr)])
+        if cls and isinstance(owner, ast.Call) and isinstance(owner.func, ast.Name) and owner.func.id == "super":
+            return self._callable([self.method(cls, node.attr, above=True)])
         found: list[FunctionRef] = []
         for one in self.tree.meaning(owner, function.module, function):
             if isinstance(one, ClassRef):
@@ -136,12 +145,12 @@ class _Calls:
                 found += self._callable(self.tree.meaning(ast.Name(node.attr), module))
         return found
 
-    def method(self, cls: ClassRef, name: str, *, above: bool = False) -> FunctionRef | None:
-        """The method that a class or, with `above`, its bases give under a name."""
-        return lineage(self.tree, cls).method(name, after=cls if above else None)
+    def _callable(self, meanings: Iterable[object]) -> list[FunctionRef]:
+        functions = [self.method(one, "__init__") if isinstance(one, ClassRef) else one for one in meanings]
+        return [one for one in functions if isinstance(one, FunctionRef)]
 
     def classes(self, node: ast.expr, function: FunctionRef) -> list[ClassRef]:
-        """The classes of the tree that a name, or the name that a dotted expression starts with, may stand for."""
+        """The classes that a name, or the name that a dotted expression starts with, may stand for."""
         while isinstance(node, ast.Attribute | ast.Call):
             node = node.value if isinstance(node, ast.Attribute) else node.func
         meanings = self.tree.meaning(node, function.module, function) if isinstance(node, ast.Name) else []
@@ -156,20 +165,32 @@ class _Calls:
         return self._uses[used.node]
 
     def _find_uses(self, used: FunctionRef) -> Iterator[_Use]:
-        name = used.owner.name if used.owner and used.node.name == "__init__" else used.node.name
-        word, stem = re.compile(rf"\b{name}\b".encode()), Path(used.module.path).stem.encode()
-        files = [path for path, text in self.texts.items() if stem in text and word.search(text)]
-        for path in {used.module.path, *files}:
+        constructor = used.owner if used.node.name == "__init__" else None
+        name, stem = (constructor or used.node).name, Path(used.module.path).stem
+        imported = re.compile(rf"\b{stem} import\b|\bimport\b.*\b{stem}\b".encode())
+        for path, text in self.texts.items():
+            if name.encode() not in text or not (path == used.module.path or imported.search(text)):
+                continue
+            for one in self.mentions(path).get(name, ()):
+                if constructor and one.how != "call":
+                    continue
+                if any(meant.node is used.node for meant in self.meant(one.node, one.function)):
+                    receiver = next(iter(self.classes(one.node, one.function)), None)
+                    yield _Use(one.function, one.node, one.how, used, receiver)
+
+    def mentions(self, path: str) -> dict[str, list[_Mention]]:
+        """What the functions of a file mention, by the name that it was defined under."""
+        if path not in self._mentions:
+            self._mentions[path] = {}
             for function in self.functions(path):
-                for node in _mentions(function, name, called=used.node.name == "__init__"):
-                    if any(one.node is used.node for one in self.meant(node, function)):
-                        receiver = next(iter(self.classes(node, function)), None)
-                        yield _Use(function, used, node, node in _process_targets(function), receiver)
+                for name, mention in _mentions(function):
+                    self._mentions[path].setdefault(name, []).append(mention)
+        return self._mentions[path]
 
 
 @dataclass(frozen=True)
 class _Passed:
-    """Whether the asked function has been called, None if only on some paths, and where."""
+    """Whether the asked function has been called, None if that cannot be told, and where."""
 
     covered: bool | None = False
     where: str = ""
@@ -181,12 +202,12 @@ class _Start:
 
     owner: FunctionRef
     site: str
-    passed: _Passed
-    child_at: str
+    passed: _Passed = _Passed()
+    child_at: str = ""
 
 
 class _Ways:
-    """Climbs from what starts workers to the functions that others call, and looks for the asked function on the way."""
+    """Climbs from what starts workers to the functions that others call, and looks for the asked one on the way."""
 
     def __init__(self, calls: _Calls, asked: FunctionRef | None, name: str) -> None:
         self.calls = calls
@@ -195,23 +216,23 @@ class _Ways:
         self.passing: dict[ast.AST, list[_Use]] = {}
         level = [asked] if asked else []
         for _ in range(_DEEPEST):
-            uses = [use for one in level for use in calls.uses(one) if not use.as_process]
-            level = [use.user for use in uses if use.user.node not in self.passing]
+            uses = [use for one in level for use in calls.uses(one) if use.how == "call"]
+            level = [use.function for use in uses if use.function.node not in self.passing]
             for use in uses:
-                self.passing.setdefault(use.user.node, []).append(use)
+                self.passing.setdefault(use.function.node, []).append(use)
 
     def passes(self, function: FunctionRef, node: ast.AST | None, trail: tuple[ast.AST, ...] = ()) -> _Passed:
         """Whether a function has called the asked one before it comes to a node, or to its end."""
         found = _Passed()
         for use in self.passing.get(function.node, ()) if function.node not in trail else ():
             order = _before(function.node, use.node, node)
-            inner = _Passed(True, function.module.at(use.node))
+            inner = _Passed(True, use.where)
             if order is not False and use.used is not self.asked:
                 inner = self.passes(use.used, None, (*trail, function.node))
             if order and inner.covered:
                 return inner
             if order is not False and inner.covered is not False:
-                found = _Passed(None, inner.where)
+                found = _Passed(None, f"{self.name} is called at {use.where}, but not surely")
         return found
 
     def processes(self) -> Iterator[LaunchPath]:
@@ -219,45 +240,57 @@ class _Ways:
         starts: dict[tuple[ast.AST, bool | None], list[_Start]] = {}
         for function in self.calls.containing(b"Process(", b"Popen(", b"spawn("):
             for node in ast.walk(function.node):
-                if _starts_rank(node, function):
-                    site = function.module.at(node)
-                    for start in self._climb(function, node, _Start(function, site, _Passed(), ""), ()):
+                if isinstance(node, ast.Call) and _starts_rank(node, function):
+                    first = _Start(function, function.module.at(node), self._within(node, function))
+                    for start in self._climb(function, node, first, ()):
                         starts.setdefault((start.owner.node, start.passed.covered), []).append(start)
-        for group in starts.values():
-            yield self._way(group)
+        return (self._way(group) for group in starts.values())
+
+    def _within(self, node: ast.Call, function: FunctionRef) -> _Passed:
+        """Whether a worker calls the asked function itself; whether that is early enough cannot be told."""
+        target = _process_target(node)
+        meant = self.calls.meant(target, function) if target else []
+        late = [inner for one in meant if (inner := self.passes(one, None)).covered is not False]
+        return _Passed(None, f"only the worker itself calls {self.name}, at {late[0].where}") if late else _Passed()
 
     def _climb(
         self, function: FunctionRef, node: ast.AST, start: _Start, trail: tuple[FunctionRef, ...]
     ) -> Iterator[_Start]:
-        """The starts that come to a node of a function: by the functions that nothing private or near them calls."""
+        """The starts that lead to a node of a function, each by a function that is there for others to call."""
         passed = start.passed if start.passed.covered else self.passes(function, node)
         passed = start.passed if passed.covered is False else passed
         start = replace(start, passed=passed, owner=start.owner if start.child_at else function)
-        trail = (*trail, function)
-        uses = self.calls.uses(function) if len(trail) < _DEEPEST else []
-        direct = [use for use in uses if not use.as_process]
-        ends = not uses or function.node in [one.node for one in trail[:-1]]
-        if ends or (
-            direct and not _is_private(function) and all(use.user.module is not function.module for use in direct)
-        ):
+        callers = self._callers(function)
+        if not callers or len(trail) == _DEEPEST or any(one.node is function.node for one in trail):
+            if passed.covered is False and (callers or _is_private(function)):
+                start = replace(start, passed=_Passed(None, f"what calls {_shown(function)} cannot be found"))
             yield start
             return
-        for use in direct or uses:
-            if self._reaches(use, trail):
-                place = use.user.module.at(use.node)
-                yield from self._climb(use.user, use.node, start if direct else replace(start, child_at=place), trail)
+        for use in callers:
+            if self._reaches(use, (*trail, function)):
+                up = replace(start, child_at=use.where) if use.how == "process" else start
+                if use.how == "hand" and passed.covered is False:
+                    up = replace(up, passed=_Passed(None, f"{_shown(function)} is handed on at {use.where}"))
+                yield from self._climb(use.function, use.node, up, (*trail, function))
+
+    def _callers(self, function: FunctionRef) -> list[_Use]:
+        """The uses of a function that is only a step of a way: private, used next to itself, or only as a process."""
+        uses = self.calls.uses(function)
+        direct = [use for use in uses if use.how != "process"]
+        own = any(use.function.module is function.module for use in direct)
+        return direct or uses if own or not direct or _is_private(function) else []
 
     def _reaches(self, use: _Use, trail: tuple[FunctionRef, ...]) -> bool:
-        """Whether an object that is used leads through these methods, none of which its class overrides."""
-        cls = use.receiver or (use.user.owner if use.user.owner is not use.used.owner else None)
+        """Whether the object that is used leads through these methods, none of which its class has another of."""
+        cls = use.receiver or (use.function.owner if use.function.owner is not use.used.owner else None)
         if cls is None:
             return True
         family = lineage(self.calls.tree, cls).classes
         for one in trail:
             if one.owner and one.node.name != "__init__":
                 below = use.receiver and cls in lineage(self.calls.tree, one.owner).classes
-                own = self.calls.method(cls, one.node.name) if one.owner in family or below else one
-                if own is None or own.node is not one.node:
+                its = self.calls.method(cls, one.node.name) if one.owner in family or below else one
+                if its is None or its.node is not one.node:
                     return False
         return True
 
@@ -265,67 +298,62 @@ class _Ways:
         owner, passed = starts[0].owner, starts[0].passed
         sites = ", ".join(dict.fromkeys(start.site for start in starts))
         children = ", ".join(dict.fromkeys(start.child_at for start in starts if start.child_at))
-        before = f"{self.name} is called at {passed.where} before"
-        covered = passed.covered
-        if passed.covered is False and not children and (above := self._above(owner, _DEEPEST)):
-            covered, before = None, f"{self.name} is called before only when it is started by {above}"
-        elif passed.covered is None:
-            before = f"{self.name} is called at {passed.where} on some paths only, or not surely before"
-        elif not passed.covered:
-            before = f"{self.name} is not called before"
-        child = f"; it is a process itself, started at {children}, and has that environment" if children else ""
-        return self._path(owner, covered, f"{before} the workers are started at {sites}{child}")
+        covered, evidence = passed.covered, passed.where
+        if passed.covered:
+            evidence = f"{self.name} is called at {passed.where} before that"
+        elif passed.covered is False:
+            evidence = (
+                f"{self.name} is not called before that" if self.asked else f"there is no {self.name} in this tree"
+            )
+            if not children and (above := self._above(owner, _DEEPEST_ABOVE)):
+                covered, evidence = None, f"{self.name} is called before that only if it comes from {above}"
+        started = f", in a process that is started at {children} and inherits its environment" if children else ""
+        return _path(owner, covered, f"workers are started at {sites}{started}; {evidence}")
 
     def _above(self, function: FunctionRef, depth: int) -> str:
-        """A function that calls the asked one before it comes to this one; "" if there is none."""
+        """A function that calls the asked one before it comes to this one; "" if none is near."""
         for use in self.calls.uses(function) if depth else ():
-            if self.passes(use.user, use.node).covered is not False:
-                return f"{_shown(use.user)} ({use.user.module.at(use.node)})"
-            if above := self._above(use.user, depth - 1):
+            if self.passes(use.function, use.node).covered is not False:
+                return f"{_shown(use.function)} ({use.where})"
+            if above := self._above(use.function, depth - 1):
                 return above
         return ""
-
-    def _path(self, owner: FunctionRef, covered: bool | None, reason: str) -> LaunchPath:
-        label = f"{owner.module.path} {_shown(owner)}"
-        name = next((name for pattern, name in _NAMES if re.search(pattern, label)), _shown(owner))
-        return LaunchPath(name, owner.module.path, owner.node.lineno, covered, reason)
 
     def actors(self) -> Iterator[LaunchPath]:
         """The ways that start workers as Ray actors, in processes of Ray that do not get the driver's environment."""
         for function in self.calls.containing(b".remote("):
             for node in ast.walk(function.node):
-                if not (
-                    isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "remote"
-                ):
-                    continue
-                for cls in self.calls.classes(node.func, function):
-                    start = self.calls.method(cls, "__init__")
-                    if start and any(_RANK.search(name) for name in _parameters(start.node)):
-                        yield self._actor(function, node, cls, start)
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "remote":
+                    for cls in self.calls.classes(node.func, function):
+                        first = self.calls.method(cls, "__init__")
+                        if first and any(_RANK.search(name) for name in _parameters(first.node)):
+                            yield self._actor(function, node, cls, self.passes(first, None))
 
-    def _actor(self, function: FunctionRef, node: ast.Call, cls: ClassRef, start: FunctionRef) -> LaunchPath:
-        at = function.module.at(node)
-        inside_it = self.passes(start, None)
-        if inside_it.covered is not False:
-            return self._path(
-                function, inside_it.covered, f"the actor {cls.name} of {at} calls {self.name} at {inside_it.where}"
-            )
-        if "runtime_env" in ast.unparse(node):
-            return self._path(
-                function, None, f"the actor {cls.name} of {at} gets an environment of its own (runtime_env)"
-            )
-        reason = f"the actor {cls.name} of {at} runs in a process of Ray, which does not inherit what its driver sets"
-        return self._path(function, False, f"{reason}; {cls.where} does not call {self.name}")
+    def _actor(self, function: FunctionRef, node: ast.Call, cls: ClassRef, within: _Passed) -> LaunchPath:
+        started = f"workers are started at {function.module.at(node)} as Ray actors ({cls.where})"
+        if within.covered is not False:
+            evidence = f"each calls {self.name} at {within.where}" if within.covered else within.where
+        elif "runtime_env" in ast.unparse(node):
+            return _path(function, None, f"{started} with an environment of their own (runtime_env)", "Ray actors")
+        else:
+            evidence = f"Ray's processes do not inherit what the driver sets, and none calls {self.name} itself"
+        return _path(function, within.covered, f"{started}; {evidence}", "Ray actors")
 
     def elsewhere(self) -> Iterator[LaunchPath]:
-        """The ways that hand over to a package for SGLang that is not part of it."""
+        """The ways that hand the server's arguments to a package for SGLang that is not part of it."""
         for function in self.calls.containing(b".sglang"):
-            for node in ast.walk(function.node):
+            for node in ast.walk(function.node) if "server_args" in _parameters(function.node) else ():
                 if isinstance(node, ast.ImportFrom) and not node.level and _ELSEWHERE.match(node.module or ""):
-                    reason = (
-                        f"the workers are started by {node.module} ({function.module.at(node)}), outside of this tree"
+                    at = function.module.at(node)
+                    yield _path(
+                        function, None, f"{node.module} (imported at {at}) starts the workers, outside of this tree"
                     )
-                    yield self._path(function, None, reason)
+
+
+def _path(owner: FunctionRef, covered: bool | None, reason: str, name: str | None = None) -> LaunchPath:
+    label = f"{owner.module.path} {_shown(owner)}"
+    name = name or next((name for pattern, name in _NAMES if re.search(pattern, label)), _shown(owner))
+    return LaunchPath(name, owner.module.path, owner.node.lineno, covered, reason)
 
 
 def _texts(package: Path) -> Iterator[tuple[str, bytes]]:
@@ -354,78 +382,65 @@ def _parameters(function: Function) -> list[str]:
 
 def _local_values(function: FunctionRef, name: str) -> list[ast.expr]:
     """What a function assigns to a local name."""
-    return [
-        value
-        for node in inside(function.node)
-        for target, value in assignments(node)
-        if isinstance(target, ast.Name) and target.id == name and value is not None
-    ]
+    pairs = [pair for node in inside(function.node) for pair in assignments(node)]
+    return [value for to, value in pairs if isinstance(to, ast.Name) and to.id == name and value is not None]
 
 
-def _mentions(function: FunctionRef, name: str, *, called: bool) -> list[ast.expr]:
-    """Where a function uses something by its name or by what it imports it as; only in calls if `called`."""
-    module = function.module
-    names = {name} | {
-        to for to, bound in module.names.items() if any(getattr(one, "name", "") == name for one in bound)
-    }
+def _mentions(function: FunctionRef) -> Iterator[tuple[str, _Mention]]:
+    """What a function names, by the name under which it was imported or else is known."""
     nodes = [node for statement in function.node.body for node in ast.walk(statement)]
+    names = {
+        to: str(one.name) for to, bound in function.module.names.items() for one in bound if getattr(one, "name", 0)
+    }
     for node in nodes:
         if isinstance(node, ast.ImportFrom):
-            names |= {one.asname for one in node.names if one.name == name and one.asname}
-    owners = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
-    functions = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
-    return [
-        node
-        for node in nodes
-        if (
-            (isinstance(node, ast.Name) and node.id in names) or (isinstance(node, ast.Attribute) and node.attr == name)
-        )
-        and (id(node) in functions if called else id(node) not in owners)
-    ]
+            names |= {one.asname: one.name for one in node.names if one.asname}
+    how = {id(node.value): "" for node in nodes if isinstance(node, ast.Attribute)}
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            how |= {id(node.func): "call"}
+            if ast.unparse(node.func).rpartition(".")[2] in ("Thread", "submit", "to_thread", "run_in_executor"):
+                how |= {id(one): "thread" for one in (*node.args, *(word.value for word in node.keywords))}
+            if target := _process_target(node):
+                local = _local_values(function, target.id) if isinstance(target, ast.Name) else []
+                how |= {id(one): "process" for one in (target, *local)}
+    for node in nodes:
+        if isinstance(node, ast.Name | ast.Attribute) and how.get(id(node), "hand"):
+            name = names.get(node.id, node.id) if isinstance(node, ast.Name) else node.attr
+            yield name, _Mention(function, node, how.get(id(node), "hand"))
 
 
-def _process_target(node: ast.AST) -> ast.expr | None:
+def _process_target(node: ast.Call) -> ast.expr | None:
     """What a call starts as a process, None if it is no such call (`psutil.Process(pid)` only looks at one)."""
-    if not isinstance(node, ast.Call):
-        return None
-    name = ast.unparse(node.func).rpartition(".")
-    if name[2] == "Process":
+    owner, _, name = ast.unparse(node.func).rpartition(".")
+    if name == "Process":
         named = next((one.value for one in node.keywords if one.arg == "target"), None)
         return named or (node.args[1] if len(node.args) > 1 else None)
-    spawned = name[2] in ("spawn", "start_processes") and name[0].rpartition(".")[2] in ("mp", "multiprocessing")
-    return node.args[0] if node.args and (spawned or name[2] == "Popen") else None
+    spawned = name in ("spawn", "start_processes") and owner.rpartition(".")[2] in ("mp", "multiprocessing")
+    return node.args[0] if node.args and (spawned or name == "Popen") else None
 
 
-def _process_targets(function: FunctionRef) -> list[ast.expr]:
-    """What a function starts as processes, also where it is given a local name first."""
-    targets = [target for node in ast.walk(function.node) if (target := _process_target(node))]
-    names = [target.id for target in targets if isinstance(target, ast.Name)]
-    return targets + [value for name in names for value in _local_values(function, name)]
-
-
-def _starts_rank(node: ast.AST, function: FunctionRef) -> bool:
-    """Whether a node starts a process for one rank, in a function that is not itself what a rank runs."""
-    if _process_target(node) is None or not isinstance(node, ast.Call):
-        return False
-    if {"rank", "local_rank"} & set(_parameters(function.node)):
+def _starts_rank(node: ast.Call, function: FunctionRef) -> bool:
+    """Whether a call starts a process for one rank, in a function that is not itself what a rank runs."""
+    if _process_target(node) is None or {"rank", "local_rank"} & {*_parameters(function.node)}:
         return False
     words = {word for one in (*node.args, *node.keywords) for word in _words(one)}
     words |= {inner for word in words for value in _local_values(function, word) for inner in _words(value)}
-    return any(_RANK.search(word) for word in words)
+    return any(_RANK.search(word) for word in words) or ast.unparse(node.func).endswith(("spawn", "start_processes"))
 
 
 def _words(node: ast.AST) -> Iterator[str]:
+    """The names and the texts in an expression."""
     for one in ast.walk(node):
         for field in ("id", "attr", "arg", "value"):
-            word = getattr(one, field, None)
-            if isinstance(word, str):
+            if isinstance(word := getattr(one, field, None), str):
                 yield word
 
 
 def _before(function: ast.AST, call: ast.AST, node: ast.AST | None) -> bool | None:
     """Whether a call has surely run (None: perhaps) when a function comes to a node, or to its end."""
     mine, other = _path_to(function, call), _path_to(function, node) if node else []
-    if node is None or not other:
+    if not other:
         line = getattr(call, "lineno", 0)
         left = any(isinstance(one, ast.Return) and one.lineno < line for one in ast.walk(function))
         return True if not left and all(_surely(*step) for step in mine[1:]) else None
@@ -434,7 +449,10 @@ def _before(function: ast.AST, call: ast.AST, node: ast.AST | None) -> bool | No
         return len(mine) > len(other)
     (split, field, place), (_, its, its_place) = mine[same], other[same]
     if (split._fields.index(field), place) > (split._fields.index(its), its_place):
-        return False
+        deferred = any(
+            isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) for one, _, _ in other[same + 1 :]
+        )
+        return None if deferred else False
     if (field, its) == ("body", "orelse") and isinstance(split, ast.If | ast.IfExp):
         return False
     if field in ("cases", "handlers") and its in (field, "orelse"):
@@ -444,7 +462,7 @@ def _before(function: ast.AST, call: ast.AST, node: ast.AST | None) -> bool | No
 
 
 def _path_to(root: ast.AST, node: ast.AST) -> list[tuple[ast.AST, str, int]]:
-    """The nodes from one down to another, each with the field and the place in it that leads on."""
+    """The nodes from one down to another, each with the field and the place in it that lead on."""
     for field, value in ast.iter_fields(root):
         for place, child in enumerate(value if isinstance(value, list) else [value]):
             if child is node:
@@ -455,11 +473,11 @@ def _path_to(root: ast.AST, node: ast.AST) -> list[tuple[ast.AST, str, int]]:
 
 
 def _surely(node: ast.AST, field: str, place: int) -> bool:
-    """Whether what is in a field of a node runs whenever the node does, and to its end if the code behind it runs."""
+    """Whether what is in a field of a node has run whenever the code behind that node runs."""
     if isinstance(node, ast.Try):
-        last = [handler.body[-1] for handler in node.handlers]
+        ends = [handler.body[-1] for handler in node.handlers]
         return field == "finalbody" or (
-            field == "body" and all(isinstance(one, ast.Raise | ast.Return) for one in last)
+            field == "body" and all(isinstance(one, ast.Raise | ast.Return) for one in ends)
         )
     if isinstance(node, ast.If | ast.IfExp | ast.While | ast.For | ast.AsyncFor | ast.Match):
         return field in ("test", "iter", "subject")

@@ -118,6 +118,12 @@ def plan_apply(survey: Survey, requests: Sequence[Request], environ: Mapping[str
     if nothing.refused or not (put or forgotten):
         return nothing
     composed = _compose(survey, put, forgotten)
+    while isinstance(composed, _Refused) and composed.finding.state is State.UPSTREAM:
+        # an earlier patch of this very plan brings what this one would
+        steps = [_skip(step, composed) if step.id == composed.id else step for step in steps]
+        put = [wanted for wanted in put if wanted.patch.id != composed.id]
+        composed = _compose(survey, put, forgotten)
+    nothing = replace(nothing, steps=tuple(steps))
     if isinstance(composed, _Refused):
         refused = [_refuse(step, composed) if step.id == composed.id else step for step in steps]
         return replace(nothing, steps=tuple(refused))
@@ -191,6 +197,11 @@ def _refuse(step: Step, refused: _Refused) -> Step:
         found=finding.found,
     )
     return Step(step.id, Action.REFUSE, status, finding.reason)
+
+
+def _skip(step: Step, refused: _Refused) -> Step:
+    status = replace(step.status, state=State.UPSTREAM, reason=refused.finding.reason)
+    return Step(step.id, Action.SKIP, status, refused.finding.reason)
 
 
 _Texts = dict[str, bytes]

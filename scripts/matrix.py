@@ -24,10 +24,10 @@ import click
 
 from patcher import __version__
 from patcher.api import Workplace
-from patcher.patch import State
+from patcher.patch import Candidate, State
 from patcher.plan import Request
 from patcher.target import Target
-from patcher.trial import TriedPatch, run_trial
+from patcher.trial import Trial, TriedPatch, run_trial
 from scripts.picture import picture
 from tests.releases import REPO, known_releases, unpacked
 
@@ -48,6 +48,9 @@ its first bytes.
 - `applied`: it fits, and the patched code had its effect in as many cases as the brackets say.
 - `upstream`: this release has the behaviour, shown by running it.
 - `absent`: it has no such file, class or function.
+- `eagle3-delegation` was applied, in one operation, to every wrapper class of the release that fits, and each was run;
+  the counts say for how many classes the methods fit, are there upstream, are there in part, or do not fit
+  (`sglang-patch show eagle3-delegation` tells why, class by class).
 
 {table}
 
@@ -93,8 +96,14 @@ def tried(version: str, code: str) -> Row:
     with tempfile.TemporaryDirectory(prefix="sglang-patch-matrix-") as folder:
         unpacked(version, Path(folder), only=lambda name: name.endswith(".py") or ".dist-info/" in name)
         place = Workplace.of(Target.find(folder))
-        trial = run_trial(place, [Request(name, by_name=False) for name in place.catalog])
-    row = Row(version, tuple(_cell(one, trial.problems) for one in trial.patches), trial.problems)
+        families = {
+            name: one.family.candidates(place.target) for name, one in place.catalog.families.items() if one.family
+        }
+        fitting = [f"{name}:{one.name}" for name, found in families.items() for one in found if one.verdict == "fits"]
+        trial = run_trial(place, [Request(name, by_name=False) for name in [*place.catalog, *fitting]])
+    cells = [_cell(one, trial.problems) for one in trial.patches if ":" not in one.status.id]
+    cells += [_family_cell(name, found, trial) for name, found in families.items()]
+    row = Row(version, tuple(cells), trial.problems)
     RESULTS.mkdir(parents=True, exist_ok=True)
     part = kept.with_suffix(f".{os.getpid()}")
     part.write_text(json.dumps(asdict(row), indent=1))
@@ -108,6 +117,16 @@ def _cell(one: TriedPatch, problems: Sequence[str]) -> Cell:
         return Cell(status.id, "applied", cases, "")
     quiet = status.state in (State.UPSTREAM, State.ABSENT)
     return Cell(status.id, str(status.state), cases, "" if quiet else status.reason or "; ".join(problems))
+
+
+def _family_cell(name: str, found: Sequence[Candidate], trial: Trial) -> Cell:
+    """How many of a release's places fit, each of which was applied and run, and how many do not."""
+    tried = [one for one in trial.patches if one.status.id.startswith(f"{name}:")]
+    cases = sum(len(one.verified.probes) for one in tried if one.verified)
+    verdicts = [one.verdict for one in found]
+    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
+    state = "applied" if tried else "upstream" if "upstream" in verdicts else "absent"
+    return Cell(name, "conflict" if trial.problems else state, cases, counts)
 
 
 def all_tried(versions: Sequence[str]) -> list[Row]:

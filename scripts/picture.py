@@ -38,14 +38,15 @@ def picture(states: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def _labels(versions: list[str]) -> Iterator[tuple[int, str]]:
-    """A column for the first release of each minor version, and every fifth one after 0.5."""
-    seen: set[str] = set()
+    """A column for the first release of each minor version and for every fifth release after it that has room."""
+    last = -10
+    minor = ""
     for column, version in enumerate(versions):
-        major, minor, patch = version.split(".")[:3]
-        label = f"{major}.{minor}" if minor != "5" or not seen & {f"{major}.{minor}"} else version
-        if label not in seen and (label != version or (int(patch) % 5 == 4 and version.count(".") == 2)):
-            seen.add(label)
-            yield column, label
+        first = version.rpartition(".")[0] != minor and ".post" not in version
+        minor = version.rpartition(".")[0] if first else minor
+        if first or (version.count(".") == 2 and column - last >= 8):
+            last = column
+            yield column, version
 
 
 def _text(x: int, y: int, text: str, anchor: str = "start") -> str:

@@ -18,7 +18,8 @@ from patcher.target import Target
 from patcher.wrappers.classes import MODEL_NAME
 from patcher.wrappers.inner import METHODS
 from patcher.wrappers.judging import Verdict, Wrapper, holds_language_model, judge
-from patcher.wrappers.tree import ClassRef, Module, Reader, Tree
+from patcher.wrappers.modules import ClassRef, Module
+from patcher.wrappers.tree import Reader, Tree
 
 __all__ = ["METHODS", "NoWrapper", "Verdict", "Wrapper", "Wrappers", "find", "survey"]
 
@@ -75,17 +76,23 @@ class Wrappers:
 
         A file without a wrapper is judged by the one class that it offers, to say why that one does not fit.
         """
-        stem, _, name = model.partition(".") if "." in model else (model, "", "")
+        stem, _, name = model.rpartition("/")[2].removesuffix(".py").partition(".")
         paths = [path for path in self.files if _stem(path) == stem]
-        found = [cls for path in paths for cls in self._candidates(path) or self._offered(path)]
+        paths = [path for path in paths if path == f"{MODELS}/{stem}.py"] or paths
         if name or not paths:
-            wanted = name or model
-            holding = [path for path in (paths or self.files) if wanted.encode() in (self._tree.text(path) or b"")]
-            found = [cls for path in holding for cls in self._classes(path) if cls.name == wanted]
-        found = list(dict.fromkeys(found))
+            found = self._called(name or stem, paths or self.files)
+        else:
+            found = [cls for path in paths for cls in self._candidates(path) or self._offered(path)]
         if len(found) == 1:
             return judge(self._tree, found[0])
-        return self._several(model, found) if found else self._none(model, paths)
+        return self._several(model, found) if found else self._none(model, name, paths)
+
+    def _called(self, name: str, paths: list[str]) -> list[ClassRef]:
+        """The classes of a name in some files; where several have it, the wrappers among them."""
+        holding = [path for path in paths if name.encode() in (self._tree.text(path) or b"")]
+        found = [cls for path in holding for cls in self._classes(path) if cls.name == name]
+        wrappers = [cls for cls in found if cls in self._candidates(cls.module.path)] if len(found) > 1 else []
+        return wrappers or found
 
     def _several(self, model: str, found: list[ClassRef]) -> NoWrapper:
         distinct = len({cls.name for cls in found}) == len(found)
@@ -93,18 +100,19 @@ class Wrappers:
         where = ", ".join(cls.where for cls in found)
         return NoWrapper(model, f"{model} can mean {len(found)} classes ({where}): name one of them", names)
 
-    def _none(self, model: str, paths: list[str]) -> NoWrapper:
+    def _none(self, model: str, name: str, paths: list[str]) -> NoWrapper:
         if broken := [path for path in paths if self._tree.module(path) is None]:
             return NoWrapper(model, f"{broken[0]} is not Python that can be parsed")
-        if paths and "." not in model:
+        if paths and name:
+            offered = tuple(cls.name for path in paths for cls in self._candidates(path))
+            return NoWrapper(model, f"{paths[0]} has no class {name}", offered)
+        if paths:
             return NoWrapper(model, f"{paths[0]} offers no model class")
         known: dict[str, str] = {}
-        for path in self.files:
-            if self._can_define(path):
-                names = [name.decode() for name, _ in _CLASS.findall(self._tree.text(path) or b"")]
-                known |= {one.lower(): one for one in [_stem(path), *names]}
-        word = model.rpartition(".")[2].lower().replace("-", "_")
-        near = difflib.get_close_matches(word, list(known), n=3, cutoff=0.6)
+        for path in filter(self._can_define, self.files):
+            names = MODEL_NAME.findall(" ".join(_class_names(self._tree.text(path) or b"")))
+            known |= {one.lower(): one for one in [_stem(path), *names]}
+        near = difflib.get_close_matches(model.lower().replace("-", "_"), list(known), n=3, cutoff=0.6)
         return NoWrapper(model, f"this SGLang has no model file or class {model}", tuple(known[one] for one in near))
 
     def _classes(self, path: str) -> list[ClassRef]:
@@ -133,15 +141,14 @@ class Wrappers:
         another file of srt/models, or has a base from there.
         """
         text = self._tree.text(path) or b""
-        classes = _CLASS.findall(text)
-        if any(name.endswith(SUFFIX.encode()) for name, _ in classes):
+        if any(name.endswith(SUFFIX) for name in _class_names(text)):
             return True
         if b"EntryClass" not in text:
             return False
         if _MADE.search(text) or _MODULE.search(text):
             return True
         imported = {word for names in _IMPORTED.findall(text) for word in _WORD.findall(names)}
-        bases = {word for _, names in classes for word in _WORD.findall(names)}
+        bases = {word for _, names in _CLASS.findall(text) for word in _WORD.findall(names)}
         return bool(imported & bases) or any(MODEL_NAME.fullmatch(name.decode("utf-8", "replace")) for name in imported)
 
 
@@ -155,6 +162,10 @@ def _collector_paused() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def _class_names(text: bytes) -> list[str]:
+    return [name.decode("utf-8", "replace") for name, _ in _CLASS.findall(text)]
 
 
 def _stem(path: str) -> str:

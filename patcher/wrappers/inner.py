@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from patcher.wrappers.classes import Lineage, accepts, is_stub, lineage
-from patcher.wrappers.holding import Held, assigned, is_name, is_super, own_name, values
-from patcher.wrappers.statements import inside
-from patcher.wrappers.tree import ClassRef, FunctionRef, Tree
+from patcher.wrappers.classes import Lineage, accepts, is_stub, lineage, reached
+from patcher.wrappers.holding import Held, assigned, values
+from patcher.wrappers.modules import ClassRef
+from patcher.wrappers.statements import is_name
+from patcher.wrappers.tree import Tree
 
 SET_LAYERS, GET, SET = METHODS = ("set_eagle3_layers_to_capture", "get_embed_and_head", "set_embed_and_head")
 
-# How many arguments a wrapper hands on with each (the patch's own signatures). Releases before 0.4.10 have a
-# set_eagle3_layers_to_capture that takes none, and cannot be handed the layers.
+# How many arguments a wrapper hands on with each (the patch's own signatures). Up to 0.4.8.post1,
+# set_eagle3_layers_to_capture takes none, and cannot be handed the layers.
 _ARGUMENTS = {SET_LAYERS: 1, GET: 0, SET: 2}
 
 
@@ -33,14 +33,14 @@ def shortcoming(tree: Tree, cls: ClassRef) -> str | None:
             return f"{named} does not implement {name} ({member.where})"
         if method and not accepts(method.node, _ARGUMENTS[name]):
             return f"{name} of {named} does not take {_arguments(_ARGUMENTS[name])} ({method.where})"
-    return _unreturned(line, named) or _uncaptured(tree, cls, line)
+    return _unreturned(tree, line, named) or _uncaptured(tree, cls, line)
 
 
 def _arguments(count: int) -> str:
     return ["no argument", "the layers", "an embedding and a head"][count]
 
 
-def _unreturned(line: Lineage, named: str) -> str | None:
+def _unreturned(tree: Tree, line: Lineage, named: str) -> str | None:
     """Why the captured states would not come out of forward, or None if they would.
 
     They do where forward reads `capture_aux_hidden_states`, or hands `aux_hidden_states` to the logits processor
@@ -49,7 +49,7 @@ def _unreturned(line: Lineage, named: str) -> str | None:
     forward = line.method("forward")
     if forward is None:
         return f"{named} has no forward in this tree"
-    if any(_returns_states(node) for node in _run(line, forward)):
+    if any(_returns_states(node) for one in reached(tree, line, [forward]) for node in one.nodes):
         return None
     return (
         f"forward of {named} never reads capture_aux_hidden_states ({forward.where}), so the states would be captured"
@@ -60,27 +60,10 @@ def _unreturned(line: Lineage, named: str) -> str | None:
 def _returns_states(node: ast.AST) -> bool:
     if isinstance(node, ast.Attribute):
         return node.attr == "capture_aux_hidden_states" and isinstance(node.ctx, ast.Load)
-    if not isinstance(node, ast.Call) or not ast.unparse(node.func).endswith("logits_processor"):
-        return False
-    given = [*node.args, *(keyword.value for keyword in node.keywords)]
-    return any(is_name(one, "aux_hidden_states") for one in given)
-
-
-def _run(line: Lineage, method: FunctionRef) -> Iterator[ast.AST]:
-    """The nodes of a method and of the methods of the same object that it calls."""
-    pending, seen = [method], set[int]()
-    while pending:
-        method = pending.pop()
-        if id(method.node) in seen:
-            continue
-        seen.add(id(method.node))
-        for node in inside(method.node):
-            yield node
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                after = method.owner if is_super(node.func.value) else None
-                if after or own_name(node.func, method):
-                    called = line.method(node.func.attr, after=after)
-                    pending += [called] if called else []
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "logits_processor":
+        given = [*node.args, *(keyword.value for keyword in node.keywords)]
+        return any(is_name(one, "aux_hidden_states") for one in given)
+    return False
 
 
 def _uncaptured(tree: Tree, cls: ClassRef, line: Lineage) -> str | None:
@@ -90,13 +73,16 @@ def _uncaptured(tree: Tree, cls: ClassRef, line: Lineage) -> str | None:
     method of the same name. A subclass that brings its own body can lack the reading side.
     """
     setter = line.method(SET_LAYERS)
+    if setter is None:
+        return None
     items = assigned(tree, cls)
-    for node in inside(setter.node) if setter else ():
-        if not (setter and isinstance(node, ast.Attribute) and node.attr in ("layers_to_capture", SET_LAYERS)):
-            continue
-        body = own_name(node.value, setter)
+    told = [
+        one for one in setter.nodes if isinstance(one, ast.Attribute) and one.attr in ("layers_to_capture", SET_LAYERS)
+    ]
+    for node in told:
+        body = setter.own(node.value)
         for held in values(tree, cls, items.get(body, [])):
-            if isinstance(held, Held) and not _mentions(tree, held.cls, node.attr):
+            if isinstance(held, Held) and not _knows(tree, held.cls, node.attr):
                 return (
                     f"{cls.name} tells self.{body} which layers to capture ({setter.module.at(node)}), but"
                     f" {held.cls.name} ({held.cls.where}) has no {node.attr}"
@@ -104,14 +90,10 @@ def _uncaptured(tree: Tree, cls: ClassRef, line: Lineage) -> str | None:
     return None
 
 
-def _mentions(tree: Tree, cls: ClassRef, name: str) -> bool:
-    """Whether a class defines a member of this name, or reads or sets such an attribute of itself."""
+def _knows(tree: Tree, cls: ClassRef, name: str) -> bool:
+    """Whether a class defines a member of this name, or reads an attribute of it."""
     line = lineage(tree, cls)
     if line.unknown or line.find(name):
         return True
-    functions = [node for one in line.classes for node in ast.walk(one.node)]
-    return any(isinstance(node, ast.Attribute) and node.attr == name and _loads(node) for node in functions)
-
-
-def _loads(node: ast.Attribute) -> bool:
-    return isinstance(node.ctx, ast.Load)
+    nodes = [node for one in line.classes for node in ast.walk(one.node) if isinstance(node, ast.Attribute)]
+    return any(node.attr == name and isinstance(node.ctx, ast.Load) for node in nodes)

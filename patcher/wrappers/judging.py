@@ -10,10 +10,10 @@ from typing import TypeAlias
 
 from patcher.wrappers.classes import Lineage, language_model, lineage
 from patcher.wrappers.flow import Lost, through
-from patcher.wrappers.holding import Assigned, Held, Unclear, assigned, own_name, values
+from patcher.wrappers.holding import Assigned, Held, Unclear, assigned, values
 from patcher.wrappers.inner import METHODS, SET, shortcoming
-from patcher.wrappers.statements import inside
-from patcher.wrappers.tree import ClassRef, FunctionRef, Tree
+from patcher.wrappers.modules import ClassRef, FunctionRef
+from patcher.wrappers.tree import Tree
 
 Attributes: TypeAlias = Mapping[str, list[Assigned]]
 Values: TypeAlias = Sequence[Held | Unclear]
@@ -121,8 +121,9 @@ def _fits(tree: Tree, cls: ClassRef, items: Attributes, inner: str | None, found
     if unclear := next((one for one in found if isinstance(one, Unclear)), None):
         return Verdict.UNFIT, f"cannot tell which class self.{inner} is of: {unclear.what} ({unclear.where})"
     held = list({one.cls: one for one in found if isinstance(one, Held)}.values())
-    if not held or not any(item.at_start for item in items[inner]):
-        return Verdict.UNFIT, f"self.{inner} is not made when the object is ({items[inner][0].where})"
+    early = values(tree, cls, [item for item in items[inner] if item.at_start])
+    if not any(isinstance(one, Held) for one in early):
+        return Verdict.UNFIT, f"self.{inner} is not made when {cls.name} is ({items[inner][-1].where})"
     for one in held:
         if (short := shortcoming(tree, one.cls)) is not None:
             body = "" if language_model(tree, one.cls) else ", a body without its output head"
@@ -142,9 +143,10 @@ def _made(held: Held) -> str:
 def _why_lost(line: Lineage, inner: str, held: Held, proof: Lost) -> str:
     """Why the hidden states do not come out of a wrapper, naming the bypass where there is one."""
     forward = line.method("forward")
-    attributes = (node for node in inside(forward.node) if isinstance(node, ast.Attribute)) if forward else ()
-    for node in attributes:
-        if forward and node.attr == "model" and own_name(node.value, forward) == inner:
+    for node in forward.nodes if forward else ():
+        if not (forward and isinstance(node, ast.Attribute) and node.attr == "model"):
+            continue
+        if forward.own(node.value) == inner:
             return (
                 f"forward runs self.{inner}.model ({forward.module.at(node)}), past the forward of {held.cls.name},"
                 f" which alone returns the hidden states; {proof.what} ({proof.where})"
@@ -177,14 +179,10 @@ def _inner(tree: Tree, cls: ClassRef, line: Lineage, items: Attributes) -> str |
 
 def _run_by(line: Lineage, items: Attributes) -> list[str]:
     """The attributes that forward runs as its model: handed on as `language_model`, or called under a usual name."""
-    forward: FunctionRef | None = line.method("forward")
+    forward = line.method("forward")
     given: list[str] = []
-    called: list[str] = [
-        own_name(one.value.value, one.function)
-        for one in items.get("forward", [])
-        if isinstance(one.value, ast.Attribute)
-    ]
-    for node in inside(forward.node) if forward else ():
+    called = [_head(one.value, one.function) for one in items.get("forward", []) if one.value is not None]
+    for node in forward.nodes if forward else ():
         if forward and isinstance(node, ast.Call):
             given += [_head(one.value, forward) for one in node.keywords if one.arg == "language_model"]
             called.append(_head(node.func, forward))
@@ -193,6 +191,6 @@ def _run_by(line: Lineage, items: Attributes) -> list[str]:
 
 def _head(node: ast.expr, function: FunctionRef) -> str:
     """The `name` of an expression `self.name`, `self.name.model` or `self.name.forward`, "" for any other."""
-    if isinstance(node, ast.Attribute) and node.attr in ("model", "forward"):
-        return own_name(node.value, function) or own_name(node, function)
-    return own_name(node, function)
+    if isinstance(node, ast.Attribute) and node.attr in ("model", "forward") and function.own(node.value):
+        return function.own(node.value)
+    return function.own(node)
