@@ -398,7 +398,7 @@ def _file_diff(place: Workplace, survey: Survey, path: str, ids: Sequence[str]) 
 
 def log(target: Target | Workplace) -> list[Entry]:
     """The ledger's operations, newest first."""
-    return list(_workplace(target).ledger.history())
+    return _workplace(target).ledger.history()
 
 
 def preview(plan: Plan) -> str:

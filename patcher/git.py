@@ -6,12 +6,17 @@ configuration of the user or the system could run programs: none of it reaches t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from patcher.errors import GitMissing, LedgerDamaged
+
+# No hooks, no file system monitor, any owner of the repository: nobody's configuration is asked, none is edited.
+_CONFIG = {"core.hooksPath": os.devnull, "core.fsmonitor": "false", "safe.directory": "*"}
 
 
 def environment() -> dict[str, str]:
@@ -26,7 +31,24 @@ def environment() -> dict[str, str]:
         "HOME": os.devnull,
         "XDG_CONFIG_HOME": os.devnull,
         "LC_ALL": "C",
+        **{f"GIT_CONFIG_KEY_{n}": name for n, name in enumerate(_CONFIG)},
+        **{f"GIT_CONFIG_VALUE_{n}": value for n, value in enumerate(_CONFIG.values())},
+        "GIT_CONFIG_COUNT": str(len(_CONFIG)),
     }
+
+
+@contextlib.contextmanager
+def scrubbed() -> Iterator[None]:
+    """Give this whole process that environment for a moment, as GitPython hands its own on to git unchanged."""
+    before = dict(os.environ)
+    clean = environment()
+    os.environ.clear()
+    os.environ.update(clean)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def executable() -> str:
@@ -42,10 +64,10 @@ def executable() -> str:
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[bytes]:
-    """Run git with these arguments: no hooks, no file system monitor, any owner; raises GitMissing."""
-    safe = ("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "safe.directory=*")
+    """Run git with these arguments; raises GitMissing."""
+    config = [argument for name, value in _CONFIG.items() for argument in ("-c", f"{name}={value}")]
     return subprocess.run(
-        [executable(), *safe, *map(str, arguments)],
+        [executable(), *config, *map(str, arguments)],
         env=environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,

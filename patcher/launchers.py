@@ -18,8 +18,9 @@ from pathlib import Path
 
 from patcher.target import Target
 from patcher.wrappers.classes import lineage, methods
+from patcher.wrappers.modules import ClassRef, FunctionRef, Import
 from patcher.wrappers.statements import Function, assignments, inside
-from patcher.wrappers.tree import ClassRef, FunctionRef, Package, Tree
+from patcher.wrappers.tree import Package, Tree
 
 # What a way is called, by the file and name of its function; one that none of these fits is called by that name.
 _NAMES = (
@@ -41,7 +42,7 @@ _RANK = re.compile(r"(?:^|[_-])(?:rank|gpu[_-]ids?)$")
 _ELSEWHERE = re.compile(r"(?!sglang\.)[\w.]+\.sglang(\.|$)")
 _NOT_SERVED = re.compile(r"(^|/)(\.|tests?/|test_\w*\.py$|unit_test\.py$)")
 _DEEPEST = 12
-_DEEPEST_ABOVE = 3
+_DEEPEST_ABOVE = 6
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def launch_paths(target: Target, function: str = "_set_envs_and_config", file: s
 
 @dataclass(frozen=True)
 class _Mention:
-    """A function names something at a node, to "call" it, to start a "thread" or a "process" with it, or to "hand" it on."""
+    """Something is named at a node: to `call` it, to start a `thread` or a `process` with it, or to `hand` it on."""
 
     function: FunctionRef
     node: ast.expr
@@ -240,11 +241,23 @@ class _Ways:
         starts: dict[tuple[ast.AST, bool | None], list[_Start]] = {}
         for function in self.calls.containing(b"Process(", b"Popen(", b"spawn("):
             for node in ast.walk(function.node):
-                if isinstance(node, ast.Call) and _starts_rank(node, function):
+                if isinstance(node, ast.Call) and self._starts_rank(node, function):
                     first = _Start(function, function.module.at(node), self._within(node, function))
                     for start in self._climb(function, node, first, ()):
                         starts.setdefault((start.owner.node, start.passed.covered), []).append(start)
         return (self._way(group) for group in starts.values())
+
+    def _starts_rank(self, node: ast.Call, function: FunctionRef) -> bool:
+        """Whether a call starts a process for one rank, in a function that is not itself what a rank runs."""
+        target = _process_target(node)
+        if target is None or {"rank", "local_rank"} & {*_parameters(function.node)}:
+            return False
+        words = {word for one in (*node.args, *node.keywords) for word in _words(one)}
+        words |= {inner for word in words for value in _local_values(function, word) for inner in _words(value)}
+        words |= {name for one in self.calls.meant(target, function) for name in _parameters(one.node)}
+        return any(_RANK.search(word) for word in words) or ast.unparse(node.func).endswith(
+            ("spawn", "start_processes")
+        )
 
     def _within(self, node: ast.Call, function: FunctionRef) -> _Passed:
         """Whether a worker calls the asked function itself; whether that is early enough cannot be told."""
@@ -262,9 +275,11 @@ class _Ways:
         start = replace(start, passed=passed, owner=start.owner if start.child_at else function)
         callers = self._callers(function)
         if not callers or len(trail) == _DEEPEST or any(one.node is function.node for one in trail):
-            if passed.covered is False and (callers or _is_private(function)):
-                start = replace(start, passed=_Passed(None, f"what calls {_shown(function)} cannot be found"))
-            yield start
+            lost = callers or (not self.calls.uses(function) and (function.owner or _is_private(function)))
+            if passed.covered is False:
+                unknown = _Passed(None, f"what calls {_shown(function)} is not found")
+                passed = unknown if lost else self._above(function, _DEEPEST_ABOVE)
+            yield replace(start, passed=passed)
             return
         for use in callers:
             if self._reaches(use, (*trail, function)):
@@ -305,19 +320,19 @@ class _Ways:
             evidence = (
                 f"{self.name} is not called before that" if self.asked else f"there is no {self.name} in this tree"
             )
-            if not children and (above := self._above(owner, _DEEPEST_ABOVE)):
-                covered, evidence = None, f"{self.name} is called before that only if it comes from {above}"
         started = f", in a process that is started at {children} and inherits its environment" if children else ""
         return _path(owner, covered, f"workers are started at {sites}{started}; {evidence}")
 
-    def _above(self, function: FunctionRef, depth: int) -> str:
-        """A function that calls the asked one before it comes to this one; "" if none is near."""
+    def _above(self, function: FunctionRef, depth: int) -> _Passed:
+        """Whether what calls a function, further up too, has called the asked one: always, never, or now and then."""
+        found: list[_Passed] = []
         for use in self.calls.uses(function) if depth else ():
-            if self.passes(use.function, use.node).covered is not False:
-                return f"{_shown(use.function)} ({use.where})"
-            if above := self._above(use.function, depth - 1):
-                return above
-        return ""
+            passed = self.passes(use.function, use.node)
+            found.append(passed if passed.covered else self._above(use.function, depth - 1))
+        passing = [one for one in found if one.covered is not False]
+        if not passing or all(one.covered for one in found):
+            return passing[0] if passing else _Passed()
+        return _Passed(None, f"{self.name} is called at {passing[0].where} before that, but not by all that lead there")
 
     def actors(self) -> Iterator[LaunchPath]:
         """The ways that start workers as Ray actors, in processes of Ray that do not get the driver's environment."""
@@ -381,17 +396,26 @@ def _parameters(function: Function) -> list[str]:
 
 
 def _local_values(function: FunctionRef, name: str) -> list[ast.expr]:
-    """What a function assigns to a local name."""
+    """What a function assigns to a local name, or the default of a parameter."""
     pairs = [pair for node in inside(function.node) for pair in assignments(node)]
-    return [value for to, value in pairs if isinstance(to, ast.Name) and to.id == name and value is not None]
+    values = [value for to, value in pairs if isinstance(to, ast.Name) and to.id == name and value is not None]
+    return values + [value for to, value in _defaults(function.node) if to == name]
+
+
+def _defaults(function: Function) -> list[tuple[str, ast.expr]]:
+    """The parameters that have a default, with it."""
+    named = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    pairs = list(zip(reversed(named), reversed(function.args.defaults), strict=False))
+    more = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+    return [*pairs, *((one.arg, default) for one, default in more if default)]
 
 
 def _mentions(function: FunctionRef) -> Iterator[tuple[str, _Mention]]:
     """What a function names, by the name under which it was imported or else is known."""
     nodes = [node for statement in function.node.body for node in ast.walk(statement)]
-    names = {
-        to: str(one.name) for to, bound in function.module.names.items() for one in bound if getattr(one, "name", 0)
-    }
+    bound = [(to, one) for to, names in function.module.names.items() for one in names if isinstance(one, Import)]
+    names = {to: one.name for to, one in bound if one.name}
+    names |= {to: default.id for to, default in _defaults(function.node) if isinstance(default, ast.Name)}
     for node in nodes:
         if isinstance(node, ast.ImportFrom):
             names |= {one.asname: one.name for one in node.names if one.asname}
@@ -418,15 +442,6 @@ def _process_target(node: ast.Call) -> ast.expr | None:
         return named or (node.args[1] if len(node.args) > 1 else None)
     spawned = name in ("spawn", "start_processes") and owner.rpartition(".")[2] in ("mp", "multiprocessing")
     return node.args[0] if node.args and (spawned or name == "Popen") else None
-
-
-def _starts_rank(node: ast.Call, function: FunctionRef) -> bool:
-    """Whether a call starts a process for one rank, in a function that is not itself what a rank runs."""
-    if _process_target(node) is None or {"rank", "local_rank"} & {*_parameters(function.node)}:
-        return False
-    words = {word for one in (*node.args, *node.keywords) for word in _words(one)}
-    words |= {inner for word in words for value in _local_values(function, word) for inner in _words(value)}
-    return any(_RANK.search(word) for word in words) or ast.unparse(node.func).endswith(("spawn", "start_processes"))
 
 
 def _words(node: ast.AST) -> Iterator[str]:

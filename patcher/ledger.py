@@ -2,18 +2,20 @@
 
 Each operation is one commit. Its tree holds the manifest, the base bytes and the patched bytes of every patched file,
 the bytes that the operation replaced, and each patch as a diff; its message says what was done to which SGLang. Objects
-are written through GitPython's object database and are on disk before `advance` moves the branch, by compare-and-swap.
+are written through GitPython's object database (gitdb) and are on disk before `advance` moves the branch, by
+compare-and-swap.
 
 Reading what is applied needs no git: a copy of the manifest lies beside the objects, with the commit it belongs to.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -126,19 +128,27 @@ class Ledger:
         )
 
     def blob(self, commit: str, path: str) -> bytes:
-        """The bytes of a file in a commit's tree; raises LedgerDamaged where it is missing."""
-        with self._damage_named():
-            found = self._repo().commit(commit).tree / path
-            return bytes(found.data_stream.read())
+        """The bytes of a file in a commit's tree; raises LedgerDamaged where it is missing, GitMissing without git."""
+        with self._opened() as repository:
+            return bytes((repository.commit(commit).tree / path).data_stream.read())
 
-    def history(self) -> Iterator[Entry]:
-        """Every operation, newest first."""
+    def history(self) -> list[Entry]:
+        """Every operation, newest first; raises LedgerDamaged and GitMissing."""
         head = self.head()
-        with self._damage_named():
-            commit: Commit | None = self._repo().commit(head) if head else None
-            while commit is not None:
-                yield _entry(commit)
-                commit = commit.parents[0] if commit.parents else None
+        if head is None:
+            return []
+        with self._opened() as repository:
+            return [_entry(commit) for commit in repository.iter_commits(head, first_parent=True)]
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[Repo]:
+        """The repository, through GitPython, in an environment in which git sees nothing but it."""
+        git.executable()
+        with self._damage_named(), git.scrubbed():
+            from git import Repo
+
+            with Repo(self.path) as repository:
+                yield repository
 
     def create(self, like: Path) -> None:
         """Make the repository where there is none, as readable as the directory `like` is."""
@@ -158,12 +168,12 @@ class Ledger:
 
         `files` are the tree's files beside the manifest, by path. Returns the commit's name.
         """
-        database = self._repo().odb
+        from gitdb import IStream, LooseObjectDB
+
+        database = LooseObjectDB(str(self.path / "objects"))
         written: list[bytes] = []
 
         def put(kind: bytes, data: bytes) -> bytes:
-            from gitdb import IStream
-
             sha = bytes(database.store(IStream(kind, len(data), BytesIO(data))).binsha)
             written.append(sha)
             return sha
@@ -206,12 +216,6 @@ class Ledger:
             replace_file(self.path / COPY, json.dumps({"commit": head}).encode() + b"\n" + self.blob(head, COPY))
             readable_like(self.path / COPY, self.path)
 
-    def _repo(self) -> Repo:
-        os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # reading must work where there is no git command
-        from git import GitDB, Repo
-
-        return Repo(self.path, odbt=GitDB)
-
     def _damage_named(self) -> _DamageNamed:
         return _DamageNamed(self.path)
 
@@ -228,16 +232,15 @@ class _DamageNamed:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         if error is None or not isinstance(error, Exception) or isinstance(error, LedgerDamaged):
             return
-        from git.exc import GitError
-        from gitdb.exc import ODBError
-
         if isinstance(error, PermissionError):
             raise NotPermitted(
                 f"cannot use the ledger: {error.strerror}",
                 where=str(error.filename or self._path),
                 hint="run as its owner",
             ) from error
-        if isinstance(error, ODBError | GitError | ValueError | KeyError | OSError | IndexError):
+        # what GitPython (git.exc), gitdb (gitdb.exc) and zlib raise on damaged objects has no common base
+        library = type(error).__module__.partition(".")[0] in ("git", "gitdb", "zlib")
+        if library or isinstance(error, ValueError | LookupError | OSError):
             raise LedgerDamaged(
                 "the ledger is damaged",
                 where=str(self._path),
@@ -246,24 +249,20 @@ class _DamageNamed:
             ) from error
 
 
-def _put_tree(put: Any, files: Mapping[str, bytes]) -> bytes:
+def _put_tree(put: Callable[[bytes, bytes], bytes], files: Mapping[str, bytes]) -> bytes:
     """Store files, by path, as nested trees; returns the tree's name."""
     folders: dict[str, dict[str, bytes]] = {}
-    entries: list[tuple[bytes, int, str]] = []
-    from git.objects.fun import tree_to_stream
-
+    entries: list[tuple[bytes, bytes, bytes]] = []
     for path, data in files.items():
         first, _, rest = path.partition("/")
         if rest:
             folders.setdefault(first, {})[rest] = data
         else:
-            entries.append((put(b"blob", data), 0o100644, first))
-    entries += [(_put_tree(put, inside), 0o040000, name) for name, inside in folders.items()]
+            entries.append((first.encode(), b"100644", put(b"blob", data)))
+    entries += [(name.encode(), b"40000", _put_tree(put, inside)) for name, inside in folders.items()]
     # git sorts a directory as if its name ended in a slash
-    entries.sort(key=lambda entry: entry[2] + ("/" if entry[1] == 0o040000 else ""))
-    stream = BytesIO()
-    tree_to_stream(entries, stream.write)
-    return bytes(put(b"tree", stream.getvalue()))
+    entries.sort(key=lambda entry: entry[0] + (b"/" if entry[1] == b"40000" else b""))
+    return put(b"tree", b"".join(mode + b" " + name + b"\0" + sha for name, mode, sha in entries))
 
 
 def _entry(commit: Commit) -> Entry:

@@ -45,17 +45,17 @@ LATENCY = {
 
 def insert_block(source: Source, params: Params) -> Outcome:
     """Insert the block after the function's own NCCL and CUDA settings, before the start method is set."""
-    from patcher.transforms.environment import insert_defaults
+    from patcher.transforms.environment import Defaults, insert_defaults
 
-    return insert_defaults(
-        source,
+    defaults = Defaults(
         function=FUNCTION,
         prefixes=("NCCL_", "TORCH_NCCL_", "CUDA_"),
         before_call="set_start_method",
         flags=FLAGS,
-        defaults=params.items(),
+        values=params.items(),
         block=lambda environ, settings: block(environ, settings, params),
     )
+    return insert_defaults(source, defaults)
 
 
 def block(environ: str, settings: str | None, params: Params) -> str:

@@ -6,7 +6,7 @@ import ast
 
 from patcher.wrappers.classes import Lineage, accepts, is_stub, lineage, reached
 from patcher.wrappers.holding import Held, assigned, values
-from patcher.wrappers.modules import ClassRef
+from patcher.wrappers.modules import ClassRef, FunctionRef
 from patcher.wrappers.statements import is_name
 from patcher.wrappers.tree import Tree
 
@@ -43,13 +43,13 @@ def _arguments(count: int) -> str:
 def _unreturned(tree: Tree, line: Lineage, named: str) -> str | None:
     """Why the captured states would not come out of forward, or None if they would.
 
-    They do where forward reads `capture_aux_hidden_states`, or hands `aux_hidden_states` to the logits processor
-    without asking (qwen3_5_text.py of 0.5.23).
+    They do where forward reads `capture_aux_hidden_states`, or unpacks `aux_hidden_states` from what the body returned
+    and hands them to the logits processor without asking (qwen3_5_text.py of 0.5.23).
     """
     forward = line.method("forward")
     if forward is None:
         return f"{named} has no forward in this tree"
-    if any(_returns_states(node) for one in reached(tree, line, [forward]) for node in one.nodes):
+    if any(_returns_states(one) for one in reached(tree, line, [forward])):
         return None
     return (
         f"forward of {named} never reads capture_aux_hidden_states ({forward.where}), so the states would be captured"
@@ -57,12 +57,16 @@ def _unreturned(tree: Tree, line: Lineage, named: str) -> str | None:
     )
 
 
-def _returns_states(node: ast.AST) -> bool:
-    if isinstance(node, ast.Attribute):
-        return node.attr == "capture_aux_hidden_states" and isinstance(node.ctx, ast.Load)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "logits_processor":
-        given = [*node.args, *(keyword.value for keyword in node.keywords)]
-        return any(is_name(one, "aux_hidden_states") for one in given)
+def _returns_states(method: FunctionRef) -> bool:
+    unpacked = None in method.local("aux_hidden_states")
+    for node in method.nodes:
+        if isinstance(node, ast.Attribute) and node.attr == "capture_aux_hidden_states":
+            if isinstance(node.ctx, ast.Load):
+                return True
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and unpacked:
+            given = [*node.args, *(keyword.value for keyword in node.keywords)]
+            if node.func.attr == "logits_processor" and any(is_name(one, "aux_hidden_states") for one in given):
+                return True
     return False
 
 

@@ -170,10 +170,9 @@ def _inner(tree: Tree, cls: ClassRef, line: Lineage, items: Attributes) -> str |
     """The attribute that holds the language model, or the body that forward runs where there is no whole model."""
     whole = [name for name, assignments in items.items() if _is_model(tree, cls, assignments)]
     run = _run_by(line, items)
-    if len(whole) > 1:
-        whole = [name for name in whole if name in run]
     if whole:
-        return whole[0] if len(whole) == 1 else None
+        meant = [name for name in whole if len(whole) == 1 or name in run]
+        return meant[0] if len(meant) == 1 else None
     return next((name for name in [*run, *_USUAL] if name in items), None)
 
 
