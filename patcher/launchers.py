@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from patcher.source import syntax
 from patcher.target import Target
 from patcher.wrappers.classes import lineage, methods
 from patcher.wrappers.modules import ClassRef, FunctionRef, Import
@@ -101,12 +102,14 @@ class _Calls:
         self._uses: dict[ast.AST, list[_Use]] = {}
 
     def functions(self, path: str) -> list[FunctionRef]:
-        """The functions and methods of a file."""
+        """The functions and methods of a file, and what it does as a script as a function `__main__`."""
         if path not in self._functions:
             module = self.tree.module(path)
             bound = [one for names in module.names.values() for one in names] if module else []
-            self._functions[path] = [one for one in bound if isinstance(one, FunctionRef)]
-            self._functions[path] += [one for cls in bound if isinstance(cls, ClassRef) for one in methods(cls)]
+            found = [one for one in bound if isinstance(one, FunctionRef)]
+            found += [one for cls in bound if isinstance(cls, ClassRef) for one in methods(cls)]
+            script = _script(self.texts[path]) if b"__main__" in self.texts[path] else None
+            self._functions[path] = [*found, FunctionRef(module, script)] if module and script else found
         return self._functions[path]
 
     def containing(self, *words: bytes) -> Iterator[FunctionRef]:
@@ -292,7 +295,7 @@ class _Ways:
         """The uses of a function that is only a step of a way: private, used next to itself, or only as a process."""
         uses = self.calls.uses(function)
         direct = [use for use in uses if use.how != "process"]
-        own = any(use.function.module is function.module for use in direct)
+        own = any(use.function.module is function.module and use.function.node.name != "__main__" for use in direct)
         return direct or uses if own or not direct or _is_private(function) else []
 
     def _reaches(self, use: _Use, trail: tuple[FunctionRef, ...]) -> bool:
@@ -381,6 +384,17 @@ def _texts(package: Path) -> Iterator[tuple[str, bytes]]:
             if name.endswith(".py") and not _NOT_SERVED.search(relative):
                 with contextlib.suppress(OSError):
                     yield relative, path.read_bytes()
+
+
+def _script(text: bytes) -> ast.FunctionDef | None:
+    """A function with the body of a file's `if __name__ == "__main__"`."""
+    tree = syntax(text)
+    for node in tree.body if tree else ():
+        if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test):
+            nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+            script = ast.FunctionDef(name="__main__", args=nothing, body=node.body, decorator_list=[])
+            return ast.copy_location(script, node)
+    return None
 
 
 def _shown(function: FunctionRef) -> str:

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from patcher import Target
-from patcher.errors import NotPermitted, PatcherError, Surroundings, TargetNotFound
+from patcher import Target, status
+from patcher.errors import TargetNotFound
 from tests.conftest import TREES
-from tests.test_cli import NOBODY, as_nobody, contents, run
+from tests.test_cli import NOBODY, as_nobody, code_of, contents, run
 
 ENGINE, KIMI = "srt/entrypoints/engine.py", "srt/models/kimi_k25.py"
 PYTHON_DIRECTORY = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -119,11 +119,11 @@ def test_a_path_may_be_a_symbolic_link(tree: Path, tmp_path: Path) -> None:
         (tmp_path / name).symlink_to(to)
     (tmp_path / "of-links").mkdir()
     (tmp_path / "of-links" / "sglang").symlink_to(tree)
-    assert run("--target", tmp_path / "to-package", "apply").returncode == 0
+    assert code_of("--target", tmp_path / "to-package", "apply") == 0
     for name in (*links, "of-links"):
         assert Target.find(tmp_path / name).path == tree
-        assert run("--target", tmp_path / name, "check").returncode == 0
-    assert run("--target", tmp_path / "of-links", "revert", "--all").returncode == 0
+        assert code_of("--target", tmp_path / name, "check") == 0
+    assert code_of("--target", tmp_path / "of-links", "revert", "--all") == 0
     assert contents(tree) == before
 
 
@@ -188,7 +188,7 @@ def editable(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", environment]
     subprocess.run(
         [*pip, "install", "--no-index", "--no-deps", "--no-build-isolation", "-e", checkout],
-        env={**os.environ, "EDITABLE_STYLE": request.param},
+        env={**os.environ, "EDITABLE_STYLE": request.param, "PYTHONDONTWRITEBYTECODE": "1"},
         check=True,
     )
     return checkout, environment
@@ -200,15 +200,10 @@ def test_an_editable_install_is_the_checkout(editable: tuple[Path, Path]) -> Non
     for found in (Target.find(environment), Target.find(python=environment / "bin" / "python")):
         assert (found.path, found.kind, found.version) == (package, "git", "0.5.9")
     before = contents(package)
-    assert run("--target", environment, "apply").returncode == 0
-    assert git(checkout, "status", "--porcelain").split() == [
-        "M",
-        f"python/sglang/{ENGINE}",
-        "M",
-        f"python/sglang/{KIMI}",
-    ]
+    assert code_of("--target", environment, "apply") == 0
+    assert git(checkout, "status", "--porcelain") == f" M python/sglang/{ENGINE}\n M python/sglang/{KIMI}\n"
     assert run("--python", environment / "bin" / "python", "check").returncode == 0
-    assert run("--target", checkout, "revert", "--all").returncode == 0
+    assert code_of("--target", checkout, "revert", "--all") == 0
     assert git(checkout, "status", "--porcelain") == ""
     assert contents(package) == before
 
@@ -283,18 +278,15 @@ def test_an_interpreter_without_sglang(tmp_path: Path) -> None:
 def test_order_of_precedence(installed: Path, tmp_path: Path) -> None:
     named, in_variable, own = (classic(tmp_path / name) for name in ("named", "variable", "own"))
     of_python = installed / "lib" / PYTHON_DIRECTORY / "site-packages" / "sglang"
-    python = ["--python", str(installed / "bin" / "python")]
-    env = {"SGLANG_PATCH_TARGET": str(in_variable), "PYTHONPATH": str(own.parent)}
+    variable, importable = {"SGLANG_PATCH_TARGET": str(in_variable)}, {"PYTHONPATH": str(own.parent)}
 
-    def found(*options: str, variable: bool) -> str:
-        changes = env if variable else {"PYTHONPATH": env["PYTHONPATH"]}
-        document = json.loads(run(*options, "status", "--json", env=changes).stdout)
-        return str(document["target"]["path"])
+    def found(*options: object, env: dict[str, str]) -> Path:
+        return Path(json.loads(run(*options, "status", "--json", env=env).stdout)["target"]["path"])
 
-    assert found("--target", str(named), variable=True) == str(named)
-    assert found(*python, variable=True) in (str(of_python), str(own)), "PYTHONPATH is that interpreter's too"
-    assert found(variable=True) == str(in_variable)
-    assert found(variable=False) == str(own)
+    assert found("--target", named, env=variable | importable) == named
+    assert found("--python", installed / "bin" / "python", env=variable) == of_python
+    assert found(env=variable | importable) == in_variable
+    assert found(env=importable) == own
 
 
 def test_an_empty_variable_is_not_set(tree: Path) -> None:
@@ -348,36 +340,36 @@ def test_lib64_is_lib_again(tmp_path: Path) -> None:
 # Nothing there
 
 
-def nothing_there(tmp_path: Path) -> dict[str, Path]:
-    """Paths without SGLang."""
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "file").write_text("")
-    (tmp_path / "no-srt/sglang").mkdir(parents=True)
-    (tmp_path / "no-srt/sglang/__init__.py").touch()
-    (tmp_path / "no-init/sglang/srt").mkdir(parents=True)
-    (tmp_path / "srt-is-a-file/sglang").mkdir(parents=True)
-    for name in ("__init__.py", "srt"):
-        (tmp_path / "srt-is-a-file/sglang" / name).touch()
-    (tmp_path / "dangling").symlink_to("nowhere")
-    (tmp_path / "loop").symlink_to("loop")
-    (tmp_path / "pipe").mkdir()
-    os.mkfifo(tmp_path / "pipe" / "sglang")
-    names = ["empty", "file", "no-srt", "no-init", "srt-is-a-file", "dangling", "loop", "pipe", "nowhere"]
-    return {name: tmp_path / name for name in names} | {
-        "below a file": tmp_path / "file" / "sglang",
-        "too long": tmp_path / ("x" * 300),
-        "much too long": Path("/" + "x/" * 3000),
-        "nobody's home": Path("~nobody-has-this-name/sglang"),
-    }
+WITHOUT_SGLANG = {
+    "an empty folder": "empty",
+    "a file": "file",
+    "below a file": "file/sglang",
+    "no srt": "no-srt",
+    "no __init__.py": "no-init",
+    "a named pipe": "pipe",
+    "a dangling link": "dangling",
+    "a link to itself": "loop",
+    "nothing": "nowhere",
+    "a name that is too long": "x" * 300,
+    "a path that is too long": "x/" * 3000,
+    "the home of nobody": "~nobody-has-this-name/sglang",
+}
 
 
-@pytest.mark.parametrize("name", nothing_there(Path(tempfile.mkdtemp(prefix="sglang-patch-test-"))))
-def test_nothing_there(name: str, tmp_path: Path) -> None:
-    path = nothing_there(tmp_path)[name]
+@pytest.mark.parametrize("name", WITHOUT_SGLANG)
+def test_nothing_there(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("empty", "no-srt/sglang", "no-init/sglang/srt", "pipe"):
+        Path(folder).mkdir(parents=True)
+    for file in ("file", "no-srt/sglang/__init__.py"):
+        Path(file).touch()
+    os.mkfifo("pipe/sglang")
+    Path("dangling").symlink_to("nowhere")
+    Path("loop").symlink_to("loop")
     before = contents(tmp_path)
     with pytest.raises(TargetNotFound) as caught:
-        Target.find(path)
-    assert str(path) in str(caught.value)
+        Target.find(WITHOUT_SGLANG[name])
+    assert Path(WITHOUT_SGLANG[name]).as_posix() in str(caught.value)
     assert caught.value.hint
     assert isinstance(caught.value, FileNotFoundError)
     assert contents(tmp_path) == before
@@ -421,29 +413,28 @@ def test_a_place_that_may_not_be_read(name: str, open_folder: Path) -> None:
     assert error["hint"]
 
 
-def test_a_file_of_the_target_that_may_not_be_read_is_a_permission_error(tree: Path) -> None:
-    (tree / "version.py").unlink()
-    (tree / "version.py").mkdir()
-    with pytest.raises(Surroundings) as caught:
-        _ = Target.find(tree).version
-    assert isinstance(caught.value, PatcherError)
-    assert issubclass(NotPermitted, PermissionError)
+def test_a_folder_where_a_file_should_be(tree: Path) -> None:
+    (tree / ENGINE).unlink()
+    (tree / ENGINE).mkdir()
+    done = run("--target", tree, "apply")
+    assert done.returncode == 4
+    assert f"{tree / ENGINE}: cannot read it: Is a directory" in done.stderr
+    assert not (tree / ".sglang-patch").exists()
 
 
 # Never imported
 
 
-def test_sglang_is_never_imported(installed: Path, tmp_path: Path) -> None:
+def test_sglang_is_never_imported(tmp_path: Path) -> None:
     """Its package leaves a trace and fails when somebody imports it, as it does without a GPU driver."""
     package = classic(virtual_environment(tmp_path / "venv"))
     trap = f"open({str(tmp_path / 'imported')!r}, 'w').close()\nraise ImportError('libcuda.so.1')\n"
     for init in ("__init__.py", "srt/__init__.py", "srt/entrypoints/__init__.py"):
         (package / init).write_text(trap)
-    python = ["--python", tmp_path / "venv" / "bin" / "python"]
-    for words in ("status", "apply", "check", "status --json", "diff", "log", "revert --all"):
-        assert run(*python, *words.split()).returncode == 0, words
-        assert run(*words.split(), env={"PYTHONPATH": str(package.parent)}).returncode == 0, words
-    assert run("--target", tmp_path / "venv", "apply").returncode == 0
+    for words in ("status", "apply", "check", "diff", "log", "revert --all"):
+        assert run("--python", tmp_path / "venv" / "bin" / "python", *words.split()).returncode == 0, words
+    assert run("apply", env={"PYTHONPATH": str(package.parent)}).returncode == 0
+    assert code_of("--target", tmp_path / "venv", "status") == 0
     assert not (tmp_path / "imported").exists()
 
 
@@ -483,9 +474,9 @@ def test_a_second_work_tree_of_a_repository(tmp_path: Path) -> None:
     git(tmp_path / "first", "worktree", "add", "--quiet", tmp_path / "second")
     target = Target.find(tmp_path / "second")
     assert (target.kind, target.work_tree) == ("git", tmp_path / "second")
-    assert run("--target", tmp_path / "second", "apply").returncode == 0
+    assert code_of("--target", tmp_path / "second", "apply") == 0
     assert git(tmp_path / "first", "status", "--porcelain") == ""
-    assert run("--target", tmp_path / "first", "check").returncode == 1
+    assert code_of("--target", tmp_path / "first", "check") == 1
 
 
 @pytest.mark.parametrize("path", [os.environ["PATH"], "/nonexistent"], ids=["with git", "without git"])
@@ -499,8 +490,8 @@ def test_a_checkout_of_another_owner(path: str, open_folder: Path) -> None:
     if os.geteuid() == 0:
         for entry in [open_folder / "checkout", *(open_folder / "checkout").rglob("*")]:
             os.chown(entry, NOBODY, NOBODY)
-    assert run("--target", open_folder / "checkout", "apply").returncode == 0
-    assert run("--target", open_folder / "checkout", "revert", "--all").returncode == 0
+    assert code_of("--target", open_folder / "checkout", "apply") == 0
+    assert code_of("--target", open_folder / "checkout", "revert", "--all") == 0
     assert contents(package) == before
     assert {path.stat().st_uid for path in package.rglob("*.py")} == {package.stat().st_uid}
 
@@ -538,10 +529,10 @@ def test_the_same_result_in_every_kind_of_place(tmp_path: Path) -> None:
     }
     states, digests, patched = set(), set(), []
     for package in packages.values():
-        assert run("--target", package, "apply").returncode == 0
-        document = json.loads(run("--target", package, "status", "--json").stdout)
-        states.add(tuple((one["id"], one["state"]) for one in document["patches"]))
-        digests.add(document["digest"])
+        assert code_of("--target", package, "apply") == 0
+        seen = status(Target.find(package))
+        states.add(tuple((one.id, str(one.state)) for one in seen.patches))
+        digests.add(seen.digest)
         patched.append(contents(package))
     assert states == {(("nccl-defaults", "applied"), ("kimi-k25-eagle3", "applied"))}
     assert len(digests) == 1
@@ -550,7 +541,7 @@ def test_the_same_result_in_every_kind_of_place(tmp_path: Path) -> None:
     for name, untouched in {"ignored": "", "untracked": "?? vendor/\n"}.items():
         assert git(tmp_path / name, "status", "--porcelain") == untouched
     for package in packages.values():
-        assert run("--target", package, "revert", "--all").returncode == 0
+        assert code_of("--target", package, "revert", "--all") == 0
         assert contents(package) == base
     for name in ("checkout", "tracked", "ignored"):
         assert git(tmp_path / name, "status", "--porcelain") == ""
@@ -564,7 +555,7 @@ def test_the_tree_decides_where_the_metadata_says_another_version(tree: Path) ->
     with_metadata(tree, "0.5.14")
     target = Target.find(tree)
     assert (target.version, target.metadata_version, target.kind) == ("0.5.9", "0.5.14", "wheel")
-    assert run("--target", tree, "apply").returncode == 0
+    assert code_of("--target", tree, "apply") == 0
     shown = run("--target", tree, "status").stdout
     assert "0.5.9" in shown
     assert "0.5.14" in shown

@@ -27,8 +27,10 @@ MODELS = "srt/models"
 SUFFIX = "ForConditionalGeneration"
 
 _CLASS = re.compile(rb"^\s*class +(\w+)\s*(?:\(([^)]*)\))?", re.MULTILINE)
-_MADE = re.compile(rb"(?<!class )" + MODEL_NAME.pattern.encode() + rb"\(")
-_MODULE = re.compile(rb"^\s*import +sglang\.srt\.models|^\s*from +(?:sglang\.srt|\.) +import", re.MULTILINE)
+_MADE = re.compile(MODEL_NAME.pattern.removeprefix(r"\b\w*").encode() + rb"\(")
+_MODULE = re.compile(
+    rb"^\s*import +sglang\.srt\.models|^\s*from +(?:sglang\.srt(?:\.models)?|\.) +import", re.MULTILINE
+)
 _IMPORTED = re.compile(rb"^\s*from +(?:sglang\.srt\.models|\.)[\w.]* +import +(\([^)]*\)|[^\n]*)", re.MULTILINE)
 _WORD = re.compile(rb"\w+")
 
@@ -110,7 +112,8 @@ class Wrappers:
             return NoWrapper(model, f"{paths[0]} offers no model class")
         known: dict[str, str] = {}
         for path in filter(self._can_define, self.files):
-            names = MODEL_NAME.findall(" ".join(_class_names(self._tree.text(path) or b"")))
+            classes = _CLASS.findall(self._tree.text(path) or b"")
+            names = MODEL_NAME.findall(" ".join(name.decode("utf-8", "replace") for name, _ in classes))
             known |= {one.lower(): one for one in [_stem(path), *names]}
         near = difflib.get_close_matches(model.lower().replace("-", "_"), list(known), n=3, cutoff=0.6)
         return NoWrapper(model, f"this SGLang has no model file or class {model}", tuple(known[one] for one in near))
@@ -141,14 +144,16 @@ class Wrappers:
         another file of srt/models, or has a base from there.
         """
         text = self._tree.text(path) or b""
-        if any(name.endswith(SUFFIX) for name in _class_names(text)):
+        classes = _CLASS.findall(text)
+        names = [name.decode("utf-8", "replace") for name, _ in classes]
+        if any(name.endswith(SUFFIX) for name in names):
             return True
         if b"EntryClass" not in text:
             return False
-        if _MADE.search(text) or _MODULE.search(text):
+        if len(_MADE.findall(text)) > sum(bool(MODEL_NAME.fullmatch(name)) for name in names) or _MODULE.search(text):
             return True
-        imported = {word for names in _IMPORTED.findall(text) for word in _WORD.findall(names)}
-        bases = {word for _, names in _CLASS.findall(text) for word in _WORD.findall(names)}
+        imported = {word for listed in _IMPORTED.findall(text) for word in _WORD.findall(listed)}
+        bases = {word for _, listed in classes for word in _WORD.findall(listed)}
         return bool(imported & bases) or any(MODEL_NAME.fullmatch(name.decode("utf-8", "replace")) for name in imported)
 
 
@@ -162,10 +167,6 @@ def _collector_paused() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _class_names(text: bytes) -> list[str]:
-    return [name.decode("utf-8", "replace") for name, _ in _CLASS.findall(text)]
 
 
 def _stem(path: str) -> str:

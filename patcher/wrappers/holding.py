@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from patcher.wrappers.classes import Lineage, lineage, methods, reached
 from patcher.wrappers.modules import ClassRef, FunctionRef, Module
-from patcher.wrappers.statements import assignments, flat, is_name, is_none, parameters, shown
+from patcher.wrappers.statements import assignments, is_name, is_none, parameters, shown
 from patcher.wrappers.tree import Meaning, Outside, Tree
 
 
@@ -60,7 +60,7 @@ def assigned(tree: Tree, cls: ClassRef) -> dict[str, list[Assigned]]:
 
 
 def _assigned_in(method: FunctionRef) -> Iterator[tuple[str, ast.expr | None, ast.AST]]:
-    for statement in flat(method.node.body):
+    for statement in method.statements:
         for target, value in assignments(statement):
             if name := method.own(target):
                 yield name, value, target

@@ -46,6 +46,11 @@ class FunctionRef:
         """The nodes of its body; see `statements.inside`."""
         return self.module.nodes(self.node)
 
+    @property
+    def statements(self) -> list[ast.stmt]:
+        """The statements of its body and of the blocks in it; see `statements.flat`."""
+        return self.module.statements(self.node)
+
     def own(self, node: ast.AST) -> str:
         """The `name` of an expression `self.name` in a method, "" for any other expression."""
         mine = self.owner is not None and isinstance(node, ast.Attribute) and is_name(node.value, self.me)
@@ -84,6 +89,7 @@ class Module:
         self.exported: list[ast.stmt] = []
         self.patched: list[tuple[str, str, ast.stmt]] = []
         self._nodes: dict[Function, list[ast.AST]] = {}
+        self._statements: dict[Function, list[ast.stmt]] = {}
         self._locals: dict[Function, dict[str, list[ast.expr | None]]] = {}
         for statement in flat(tree.body):
             self._bind(statement)
@@ -106,6 +112,12 @@ class Module:
         if function not in self._nodes:
             self._nodes[function] = list(inside(function))
         return self._nodes[function]
+
+    def statements(self, function: Function) -> list[ast.stmt]:
+        """The statements of a function's body, walked once."""
+        if function not in self._statements:
+            self._statements[function] = list(flat(function.body))
+        return self._statements[function]
 
     def locals(self, function: Function) -> dict[str, list[ast.expr | None]]:
         """What a function assigns to its local names; None for what cannot be told (parameters, loops, unpacking)."""

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from patcher.source import syntax
 from patcher.wrappers.modules import ClassRef, FunctionRef, Import, Module
-from patcher.wrappers.statements import flat, is_none, shown
+from patcher.wrappers.statements import is_none, shown
 
 Reader: TypeAlias = Callable[[str], bytes | None]
 
@@ -150,5 +150,5 @@ def _head(node: ast.expr) -> ast.Name | None:
 
 
 def _local_imports(function: FunctionRef, name: str) -> list[Import]:
-    pairs = (pair for statement in flat(function.node.body) for pair in function.module.imports(statement))
+    pairs = (pair for statement in function.statements for pair in function.module.imports(statement))
     return [imported for bound, imported in pairs if bound == name]
