@@ -25,8 +25,10 @@ from patcher.survey import PatchStatus, Survey
 from patcher.target import LEDGER, Target
 
 if TYPE_CHECKING:
+    from patcher.launchers import LaunchPath
     from patcher.ledger import Entry
     from patcher.plan import Plan, Request
+    from patcher.rebinding import Rebinding
     from patcher.verify import Verified
 
 T = TypeVar("T")
@@ -94,10 +96,14 @@ class Check:
 
 @dataclass(frozen=True)
 class Verification:
-    """A check, and per patch what its probes saw when the code was run."""
+    """A check, and per patch what its probes saw when the code was run.
+
+    `rebinders` are installed packages that replace a patched function at run time, if the environment was scanned.
+    """
 
     check: Check
     patches: tuple[Verified, ...]
+    rebinders: tuple[Rebinding, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -162,6 +168,15 @@ def _status(place: Workplace, survey: Survey) -> Status:
     return Status(place.target, tuple(survey.statuses()), survey.digest(), place.ledger.path, place.ledger.head())
 
 
+def paths(target: Target | Workplace) -> list[LaunchPath]:
+    """The ways in which this SGLang starts workers, judged for the catalog's patches that depend on one."""
+    from patcher.launchers import launch_paths
+
+    place = _workplace(target)
+    functions = dict.fromkeys(one.function for one in place.catalog.values() if one.function)
+    return [path for function in functions for path in launch_paths(place.target, function)]
+
+
 def check(target: Target | Workplace, ids: Sequence[str] = ()) -> Check:
     """Whether the named patches are in place, or without names the recorded ones, or without any record the catalog.
 
@@ -198,18 +213,34 @@ def meant(place: Workplace, manifest: Manifest, ids: Sequence[str]) -> list[str]
     return list(dict.fromkeys(found))
 
 
-def verify(target: Target | Workplace, ids: Sequence[str] = (), *, report: Report = _silent) -> Verification:
+def verify(
+    target: Target | Workplace,
+    ids: Sequence[str] = (),
+    *,
+    reach: bool = True,
+    scan: bool = False,
+    report: Report = _silent,
+) -> Verification:
     """`check`, then the patched code is run in a sandbox and its effect compared with what each patch promises.
 
-    `report` is told what is being run. Raises UsageError for an unknown patch, Surroundings if nothing can be run.
+    With `reach`, the ways of starting workers are judged by whether they pass through a patched function. With `scan`,
+    installed packages that replace a patched function are looked for too; finding some is no failure, as
+    they may never be imported. `report` is told what is being run. Raises UsageError for an unknown patch, Surroundings
+    if nothing can be run.
     """
-    from patcher.verify import verify_patch
+    from patcher.verify import scan_environment, verify_patch
 
     place = _workplace(target)
 
     def look(survey: Survey) -> Verification:
         checked = _check(place, survey, ids)
-        return Verification(checked, tuple(verify_patch(survey, one, report) for one in checked.patches))
+        verified = tuple(verify_patch(survey, one, report, reach=reach) for one in checked.patches)
+        if not scan:
+            return Verification(checked, verified)
+        report("scanning the installed packages")
+        files = {one.id: one.files[0][0] for one in checked.patches if one.files}
+        patches = [place.catalog[name] for name in files if name in place.catalog]
+        return Verification(checked, verified, tuple(scan_environment(place.target, patches, files)))
 
     return _consistent(place, look)
 

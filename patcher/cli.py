@@ -194,20 +194,26 @@ def _report(place: Workplace, done: Result, *, dry_run: bool) -> int:
     return 3 if done.plan.refused else 0
 
 
-@cli.command(epilog="\b\nExamples:\n  sglang-patch status\n  sglang-patch status --exit-code --json")
+@cli.command(
+    epilog="\b\nExamples:\n  sglang-patch status\n  sglang-patch status -v\n  sglang-patch status --exit-code --json"
+)
 @click.option("--exit-code", is_flag=True, help="Exit 1 unless everything that is recorded is in place.")
-def status(exit_code: bool) -> int:
+@click.option("-v", "--verbose", is_flag=True, help="Also the ways of starting workers, and which the patches reach.")
+def status(exit_code: bool, verbose: bool) -> int:
     """Every known patch and its state, the target, the digest."""
     from patcher import api
 
     place = _workplace()
     seen = api.status(place)
+    paths = api.paths(place) if verbose else []
     if _options().as_json:
-        _print_json(report.status(seen))
+        more = {"launch_paths": report.launch_paths(paths)} if verbose else {}
+        _print_json({**report.status(seen), **more})
     else:
         from patcher import display
 
         display.status(seen)
+        display.launch_paths(paths)
     return NOT_IN_PLACE if exit_code and not api.check(place).in_place else 0
 
 
@@ -244,16 +250,19 @@ def _print_missing(seen: Check) -> None:
 
 @cli.command(epilog="\b\nExamples:\n  sglang-patch verify\n  sglang-patch verify kimi-k25-eagle3 --json")
 @ids
-def verify(ids: Sequence[str]) -> int:
+@click.option("--scan-environment", is_flag=True, help="Look for installed packages that replace a patched function.")
+def verify(ids: Sequence[str], scan_environment: bool) -> int:
     """`check`, then run the patched code and look at the effect: the text alone proves nothing.
 
     The file runs in a fresh interpreter in which everything but the standard library is a stub. SGLang is not imported.
+    The ways in which this SGLang starts workers are named, with those that the patch does not reach.
     """
     from patcher import api
 
     as_json = _options().as_json
     talk = sys.stderr.isatty() and not as_json
-    seen = api.verify(_workplace(), ids, report=(lambda text: click.echo(text, err=True)) if talk else _silent)
+    told = (lambda text: click.echo(text, err=True)) if talk else _silent
+    seen = api.verify(_workplace(), ids, scan=scan_environment, report=told)
     if as_json:
         _print_json(report.verification(seen))
     else:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from patcher.api import Result, Status, Verification
+from patcher.launchers import LaunchPath
 from patcher.ledger import Entry
 from patcher.patch import Candidate, Patch, State
 from patcher.plan import Action, Plan, Step, inserted
@@ -87,6 +88,24 @@ def verification(seen: Verification) -> None:
             )
         elif one.reason:
             console().print(Text(f"{one.status.id}: not verified: {one.reason}", style="red"))
+        for found in one.rebound:
+            text = f"{one.status.id}: dead where {found.path}:{found.line} {found.what}: {found.evidence}"
+            console().print(Text(text, style="red"))
+        launch_paths(one.paths)
+    for found in seen.rebinders:
+        text = f"{found.package} {found.what} ({found.path}:{found.line}): the patch is dead where that runs"
+        console().print(Text(text, style="yellow"))
+
+
+def launch_paths(paths: Sequence[LaunchPath]) -> None:
+    """The ways of starting workers, and whether each passes through the patched function."""
+    if not paths:
+        return
+    table = _table("STARTED BY", "REACHED", "WHERE", "WHY")
+    for path in paths:
+        word, colour = {True: ("yes", "green"), False: ("no", "yellow"), None: ("not known", "dim")}[path.covered]
+        table.add_row(path.name, Text(word, style=colour), f"{path.file}:{path.line}", path.reason)
+    _print(table)
 
 
 def trial(seen: Trial) -> None:

@@ -194,10 +194,10 @@ class _Calls:
 
 @dataclass(frozen=True)
 class _Passed:
-    """Whether the asked function has been called, None if that cannot be told, and where."""
+    """Whether the asked function has been called, None if that cannot be told, and what shows it."""
 
     covered: bool | None = False
-    where: str = ""
+    evidence: str = ""
 
 
 @dataclass(frozen=True)
@@ -230,13 +230,13 @@ class _Ways:
         found = _Passed()
         for use in self.passing.get(function.node, ()) if function.node not in trail else ():
             order = _before(function.node, use.node, node)
-            inner = _Passed(True, use.where)
+            inner = _Passed(True, f"{self.name} is called at {use.where}")
             if order is not False and use.used is not self.asked:
                 inner = self.passes(use.used, None, (*trail, function.node))
             if order and inner.covered:
                 return inner
             if order is not False and inner.covered is not False:
-                found = _Passed(None, f"{self.name} is called at {use.where}, but not surely")
+                found = _Passed(None, f"{inner.evidence}, but perhaps not always")
         return found
 
     def processes(self) -> Iterator[LaunchPath]:
@@ -255,8 +255,10 @@ class _Ways:
         target = _process_target(node)
         if target is None or {"rank", "local_rank"} & {*_parameters(function.node)}:
             return False
-        words = {word for one in (*node.args, *node.keywords) for word in _words(one)}
-        words |= {inner for word in words for value in _local_values(function, word) for inner in _words(value)}
+        told = [*node.args, *(word.value for word in node.keywords)]
+        named = [one.id for value in told for one in ast.walk(value) if isinstance(one, ast.Name)]
+        told += [value for name in named for value in _local_values(function, name)]
+        words = {word for value in told for word in _words(value)}
         words |= {name for one in self.calls.meant(target, function) for name in _parameters(one.node)}
         return any(_RANK.search(word) for word in words) or ast.unparse(node.func).endswith(
             ("spawn", "start_processes")
@@ -267,7 +269,7 @@ class _Ways:
         target = _process_target(node)
         meant = self.calls.meant(target, function) if target else []
         late = [inner for one in meant if (inner := self.passes(one, None)).covered is not False]
-        return _Passed(None, f"only the worker itself calls {self.name}, at {late[0].where}") if late else _Passed()
+        return _Passed(None, f"{late[0].evidence} in the worker itself, perhaps too late") if late else _Passed()
 
     def _climb(
         self, function: FunctionRef, node: ast.AST, start: _Start, trail: tuple[FunctionRef, ...]
@@ -286,7 +288,7 @@ class _Ways:
             return
         for use in callers:
             if self._reaches(use, (*trail, function)):
-                up = replace(start, child_at=use.where) if use.how == "process" else start
+                up = replace(start, child_at=start.child_at or use.where) if use.how == "process" else start
                 if use.how == "hand" and passed.covered is False:
                     up = replace(up, passed=_Passed(None, f"{_shown(function)} is handed on at {use.where}"))
                 yield from self._climb(use.function, use.node, up, (*trail, function))
@@ -316,15 +318,10 @@ class _Ways:
         owner, passed = starts[0].owner, starts[0].passed
         sites = ", ".join(dict.fromkeys(start.site for start in starts))
         children = ", ".join(dict.fromkeys(start.child_at for start in starts if start.child_at))
-        covered, evidence = passed.covered, passed.where
-        if passed.covered:
-            evidence = f"{self.name} is called at {passed.where} before that"
-        elif passed.covered is False:
-            evidence = (
-                f"{self.name} is not called before that" if self.asked else f"there is no {self.name} in this tree"
-            )
+        never = f"{self.name} is not called before that" if self.asked else f"there is no {self.name} in this tree"
+        evidence = f"{passed.evidence} before that" if passed.covered else passed.evidence or never
         started = f", in a process that is started at {children} and inherits its environment" if children else ""
-        return _path(owner, covered, f"workers are started at {sites}{started}; {evidence}")
+        return _path(owner, passed.covered, f"workers are started at {sites}{started}; {evidence}")
 
     def _above(self, function: FunctionRef, depth: int) -> _Passed:
         """Whether what calls a function, further up too, has called the asked one: always, never, or now and then."""
@@ -335,7 +332,7 @@ class _Ways:
         passing = [one for one in found if one.covered is not False]
         if not passing or all(one.covered for one in found):
             return passing[0] if passing else _Passed()
-        return _Passed(None, f"{self.name} is called at {passing[0].where} before that, but not by all that lead there")
+        return _Passed(None, f"{passing[0].evidence} before that, but not on every way that leads there")
 
     def actors(self) -> Iterator[LaunchPath]:
         """The ways that start workers as Ray actors, in processes of Ray that do not get the driver's environment."""
@@ -348,14 +345,14 @@ class _Ways:
                             yield self._actor(function, node, cls, self.passes(first, None))
 
     def _actor(self, function: FunctionRef, node: ast.Call, cls: ClassRef, within: _Passed) -> LaunchPath:
-        started = f"workers are started at {function.module.at(node)} as Ray actors ({cls.where})"
+        covered: bool | None = False
+        evidence = f"Ray's processes do not inherit what the driver sets, and {self.name} is not called in them"
         if within.covered is not False:
-            evidence = f"each calls {self.name} at {within.where}" if within.covered else within.where
+            covered, evidence = None, f"{within.evidence} in the actor itself, perhaps too late"
         elif "runtime_env" in ast.unparse(node):
-            return _path(function, None, f"{started} with an environment of their own (runtime_env)", "Ray actors")
-        else:
-            evidence = f"Ray's processes do not inherit what the driver sets, and none calls {self.name} itself"
-        return _path(function, within.covered, f"{started}; {evidence}", "Ray actors")
+            covered, evidence = None, "they get an environment of their own (runtime_env)"
+        started = f"workers are started at {function.module.at(node)} as Ray actors ({cls.where})"
+        return _path(function, covered, f"{started}; {evidence}", "Ray actors")
 
     def elsewhere(self) -> Iterator[LaunchPath]:
         """The ways that hand the server's arguments to a package for SGLang that is not part of it."""

@@ -144,8 +144,10 @@ class Patch:
     sentence naming the parameter and why it is refused; without it the patch takes no parameters. A parameter set to
     the empty string is left out.
     `notices(params, environ)` returns warnings for the machine that it is applied on, `probes(params)` what `verify`
-    runs. `fixed` are parameters that cannot be changed. A patch with a `family` is never applied itself, its instances
-    are. `releases` is a PEP 440 specifier of the SGLang releases that it is meant for; it informs, the source decides.
+    runs. `function` is one that workers must pass through for the patch to reach them, if there is such a one: the ways
+    of starting workers are judged by it. `fixed` are parameters that cannot be changed. A patch with a `family` is never
+    applied itself, its instances are. `releases` is a PEP 440 specifier of the SGLang releases that it is meant for; it
+    informs, the source decides.
     """
 
     id: str
@@ -162,6 +164,7 @@ class Patch:
     check_parameter: Callable[[str, str], str | None] | None = None
     notices: Callable[[Params, Mapping[str, str]], Sequence[str]] = _no_notices
     probes: Callable[[Params], Sequence[Probe]] = _no_probes
+    function: str | None = None
     examples: tuple[Example, ...] = ()
     fixed: Params = field(default_factory=dict)
     family: Family | None = None

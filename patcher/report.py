@@ -11,7 +11,9 @@ from patcher.survey import PatchStatus
 
 if TYPE_CHECKING:
     from patcher.api import Check, Result, Status, Verification
+    from patcher.launchers import LaunchPath
     from patcher.ledger import Entry
+    from patcher.rebinding import Rebinding
     from patcher.target import Target
     from patcher.trial import Trial
 
@@ -64,10 +66,26 @@ def verification(seen: Verification) -> Document:
     """The document of `verify`: that of `check`, with the probes of each patch."""
     document = check(seen.check)
     patches = [
-        {**patch_status(one.status), "verified": one.passed, "probes": [asdict(probe) for probe in one.probes]}
+        {
+            **patch_status(one.status),
+            "verified": one.passed,
+            "probes": [asdict(probe) for probe in one.probes],
+            "launch_paths": launch_paths(one.paths),
+            "rebound": [_rebinding(found) for found in one.rebound],
+        }
         for one in seen.patches
     ]
-    return {**document, "verified": seen.passed, "patches": patches}
+    rebinders = [_rebinding(found) for found in seen.rebinders]
+    return {**document, "verified": seen.passed, "patches": patches, "rebinders": rebinders}
+
+
+def launch_paths(paths: Iterable[LaunchPath]) -> list[Document]:
+    """The ways of starting workers; `covered` is null where the source does not tell."""
+    return [asdict(path) for path in paths]
+
+
+def _rebinding(found: Rebinding) -> Document:
+    return {**asdict(found), "path": str(found.path)}
 
 
 def trial(seen: Trial) -> Document:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import ast
+import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from patcher.hunks import take_out_found
+from patcher.launchers import LaunchPath, launch_paths
 from patcher.patch import Patch, State
 from patcher.probe import DelegationProbe, EnvironmentProbe, ProbeResult
+from patcher.rebinding import Rebinding, rebinders, rebound_in_tree
 from patcher.sandbox import Call, CallEffect, Case, FunctionEffect, run_delegation, run_function_cases
 from patcher.source import syntax
 from patcher.survey import PatchStatus, Survey
+from patcher.target import PACKAGE, Target
 
 # What SGLang itself sets for NCCL and CUDA must be as without the patch; a run's own id and the like may differ.
 _COMPARED = ("NCCL_", "CUDA_", "TORCH_")
@@ -25,20 +29,31 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Verified:
-    """One patch with what its probes saw; a patch that is not in place has none."""
+    """One patch with what its probes saw; a patch that is not in place has none.
+
+    `paths` are the ways of starting workers, `rebound` the places in SGLang's own tree where the patched function is
+    replaced, so that the patch is dead there.
+    """
 
     status: PatchStatus
     probes: tuple[ProbeResult, ...]
     reason: str | None = None
+    paths: tuple[LaunchPath, ...] = ()
+    rebound: tuple[Rebinding, ...] = ()
 
     @property
     def passed(self) -> bool:
-        """Whether every probe saw what it expected."""
-        return self.reason is None and all(probe.passed for probe in self.probes)
+        """Whether every probe saw what it expected, and nothing in the tree replaces the patched function."""
+        return self.reason is None and not self.rebound and all(probe.passed for probe in self.probes)
 
 
-def verify_patch(survey: Survey, status: PatchStatus, report: Report = lambda text: None) -> Verified:
-    """Run the probes of one patch that is in place. `report` is told about each step. Raises Surroundings."""
+def verify_patch(
+    survey: Survey, status: PatchStatus, report: Report = lambda text: None, *, reach: bool = True
+) -> Verified:
+    """Run the probes of one patch that is in place, and with `reach` judge the ways of starting workers.
+
+    `report` is told about each step. Raises Surroundings.
+    """
     patch = survey.catalog.get(status.id)
     if status.state not in (State.APPLIED, State.UPSTREAM):
         return Verified(status, ())
@@ -57,7 +72,26 @@ def verify_patch(survey: Survey, status: PatchStatus, report: Report = lambda te
         environment = [probe for probe in probes if isinstance(probe, EnvironmentProbe)]
         results = [*_environment(environment, now, before, data)]
         results += [_delegation(probe, now) for probe in probes if isinstance(probe, DelegationProbe)]
-    return Verified(status, tuple(results))
+    if patch.function is None or not reach:
+        return Verified(status, tuple(results))
+    report(f"{status.id}: looking for the ways in which workers are started")
+    paths = launch_paths(survey.target, patch.function, path)
+    rebound = [one for one in rebound_in_tree(survey.target, path, patch.function) if not one.what.startswith("may")]
+    return Verified(status, tuple(results), None, tuple(paths), tuple(rebound))
+
+
+def scan_environment(target: Target, patches: Sequence[Patch], files: Mapping[str, str]) -> list[Rebinding]:
+    """The packages installed beside SGLang, or beside this program, that replace a patched function at run time.
+
+    `files` are the patched files by the patches' ids.
+    """
+    beside = [target.path.parent] if target.dist_info else [Path(sysconfig.get_path("purelib"))]
+    names = {
+        f"{PACKAGE}.{files[one.id].removesuffix('.py').replace('/', '.')}": one.function
+        for one in patches
+        if one.function and one.id in files
+    }
+    return rebinders(beside, names)
 
 
 def _file(survey: Survey, status: PatchStatus, patch: Patch) -> str:

@@ -38,12 +38,12 @@ METHODS = (
 )
 
 
-def add_methods(source: Source, class_name: str, inner: str, patch_id: str) -> Outcome:
-    """Add the methods to the end of a wrapper class; each hands its call to `self.<inner>`."""
+def add_methods(source: Source, class_name: str, inner: str, patch_id: str, *, proved: bool = False) -> Outcome:
+    """Add the methods to the end of a wrapper class; each hands its call to `self.<inner>`, see `delegate`."""
     from patcher.transforms.delegation import delegate
 
     comment = [f"sglang-patch: {patch_id}", "EAGLE-3 calls these on the wrapper; the language model has them."]
-    return delegate(source, class_name=class_name, to=inner, methods=METHODS, comment=comment)
+    return delegate(source, class_name=class_name, to=inner, methods=METHODS, comment=comment, proved=proved)
 
 
 def delegation_probes(class_name: str, inner: str) -> list[Probe]:
@@ -82,7 +82,7 @@ def instance(target: Target, model: str) -> Patch:
         if isinstance(wrapper, NoWrapper):
             return Finding(State.CONFLICT, wrapper.reason, expected=" or ".join(wrapper.names) or None)
         if wrapper.verdict == "fits" and wrapper.inner:
-            return add_methods(source, wrapper.class_name, wrapper.inner, patch_id)
+            return add_methods(source, wrapper.class_name, wrapper.inner, patch_id, proved=True)
         state = {"upstream": State.UPSTREAM, "partial": State.PARTIAL}.get(wrapper.verdict, State.CONFLICT)
         return Finding(state, f"{wrapper.class_name}: {wrapper.reason}", wrapper.line, path=wrapper.file)
 
@@ -139,7 +139,10 @@ PATCH = Patch(
     ),
     upstream="class by class, in many releases",
     retire="when status says `upstream` for each of its instances",
-    limits=("Proved is the way of the calls and of the captured states; whether a drafter is good is yours to see.",),
+    limits=(
+        "Proved is the way of the calls and of the captured states; whether a drafter is good is yours to see.",
+        "Context-parallel prefill of 0.5.23 reads a flag on the wrapper itself, which delegation does not set there.",
+    ),
     edits=(),
     family=Family("model", instance, candidates),
 )

@@ -237,6 +237,7 @@ PATCH = Patch(
     check_parameter=check_parameter,
     notices=notices,
     probes=probes,
+    function=FUNCTION,
     edits=(
         Edit(
             paths=("srt/entrypoints/engine.py", "srt/server.py"),

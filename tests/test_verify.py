@@ -10,6 +10,7 @@ import pytest
 
 from patcher import Target, apply, check, verify
 from patcher.cli import main
+from tests.releases import unpacked
 
 ENGINE = "srt/entrypoints/engine.py"
 KIMI = "srt/models/kimi_k25.py"
@@ -136,3 +137,54 @@ def test_the_behaviour_of_a_release_that_has_it_is_run_too(fixture_tree: Callabl
     assert verify(target, ["kimi-k25-eagle3"]).passed
     kimi.write_text(kimi.read_text().replace("return self.language_model.get_embed_and_head()", "return None"))
     assert not verify(target, ["kimi-k25-eagle3"]).passed
+
+
+def test_another_module_of_the_tree_that_replaces_the_function_is_found_out(patched: Target) -> None:
+    plugin = patched.path / "srt" / "plugin.py"
+    plugin.write_text(
+        "import sglang.srt.entrypoints.engine as engine\n\nengine._set_envs_and_config = lambda server_args: None\n"
+    )
+
+    seen = verify(patched)
+
+    assert not seen.passed
+    (found,) = seen.patches[0].rebound
+    assert (found.path, found.line) == (plugin, 3)
+
+
+def test_installed_packages_that_replace_the_function_are_named_when_asked_for(wheel_tree: Callable[..., Path]) -> None:
+    target = Target.find(wheel_tree("0.5.9"))
+    apply(target, ["nccl-defaults"])
+    other = target.path.parent / "trainer" / "rollout.py"
+    other.parent.mkdir()
+    other.write_text(
+        "def start(f):\n    from sglang.srt.entrypoints import engine\n\n    engine._set_envs_and_config = f\n"
+    )
+
+    assert verify(target).rebinders == ()
+    seen = verify(target, scan=True)
+
+    assert seen.passed  # it may never be imported
+    (found,) = seen.rebinders
+    assert (found.package, found.path, found.line) == ("trainer", other, 4)
+
+
+@pytest.mark.parametrize(
+    ("version", "reached", "not_reached"),
+    [
+        ("0.4.4", {"Engine", "HTTP server", "bench_one_batch"}, set()),
+        ("0.5.9", {"Engine", "HTTP server", "bench_one_batch"}, {"gRPC server", "encoder-only server"}),
+        ("0.5.23", {"Engine", "HTTP server", "bench_one_batch"}, {"Ray actors", "encoder-only server"}),
+    ],
+)
+def test_the_ways_of_starting_workers_are_named_never_all_workers(
+    version: str, reached: set[str], not_reached: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = unpacked(version, tmp_path, only=lambda name: name.endswith(".py"))
+
+    assert main(["--target", str(package), "status", "-v", "--json"]) == 0
+    paths = json.loads(capsys.readouterr().out)["launch_paths"]
+
+    assert reached <= {path["name"] for path in paths if path["covered"]}
+    assert not_reached <= {path["name"] for path in paths if path["covered"] is False}
+    assert all(path["reason"] and path["file"] and path["line"] for path in paths)

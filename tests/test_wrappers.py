@@ -498,6 +498,14 @@ def test_a_survey_lists_wrappers_by_name_and_by_what_they_hold(tree: MakeTree) -
     ]
 
 
+def test_a_survey_sees_a_model_that_comes_through_its_module(tree: MakeTree) -> None:
+    text = CHAT.replace("from .tiny import TinyForCausalLM", "from sglang.srt.models import tiny")
+    text = text.replace(
+        "self.llm = TinyForCausalLM(config)", "kind = tiny.TinyForCausalLM\n        self.llm = kind(config)"
+    )
+    assert [one.class_name for one in survey(tree(chat=text))] == ["ChatVLM"]
+
+
 def test_a_survey_needs_no_disk_and_leaves_the_garbage_collector_as_it_was() -> None:
     files = {"srt/models/tiny.py": TINY, "srt/models/chat.py": CHAT}
     assert gc.isenabled()

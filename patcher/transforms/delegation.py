@@ -20,11 +20,20 @@ from patcher.transforms.syntax import (
 )
 
 
-def delegate(source: Source, *, class_name: str, to: str, methods: Sequence[Method], comment: Sequence[str]) -> Outcome:
+def delegate(
+    source: Source,
+    *,
+    class_name: str,
+    to: str,
+    methods: Sequence[Method],
+    comment: Sequence[str],
+    proved: bool = False,
+) -> Outcome:
     """Add `methods` to the end of a class; each calls the method of the same name on `self.<to>`.
 
     A missing or None `<to>`, or one without the method, raises an AttributeError that says so when it is called.
-    `comment` are the lines above the first method, without `#`.
+    `comment` are the lines above the first method, without `#`. The class must mention `self.<to>` itself, unless it is
+    `proved` otherwise that it holds one, as a base class in another file can set it.
     """
     module = source.module
     classes = [found.node for found in definitions(module, class_name) if isinstance(found.node, cst.ClassDef)]
@@ -41,7 +50,7 @@ def delegate(source: Source, *, class_name: str, to: str, methods: Sequence[Meth
     node = classes[0]
     return (
         _already(module, node, methods)
-        or _unusable(module, node, to)
+        or _unusable(module, node, None if proved else to)
         or Rewritten(source.with_module(_added(module, node, to, methods, comment)))
     )
 
@@ -106,10 +115,10 @@ def _both(names: Sequence[str]) -> list[str]:
     return [", ".join(names[:-1]), names[-1]] if len(names) > 1 else list(names)
 
 
-def _unusable(module: cst.Module, node: cst.ClassDef, to: str) -> Finding | None:
+def _unusable(module: cst.Module, node: cst.ClassDef, to: str | None) -> Finding | None:
     if not isinstance(node.body, cst.IndentedBlock):
         return Finding(State.CONFLICT, f"{node.name.value} has its body on one line", line=line_of(module, node))
-    if not any(isinstance(inner, cst.Attribute) and dotted(inner) == f"self.{to}" for inner in walk(node)):
+    if to and not any(isinstance(one, cst.Attribute) and dotted(one) == f"self.{to}" for one in walk(node)):
         return Finding(
             State.CONFLICT,
             f"{node.name.value} never mentions self.{to}, to which the methods would delegate",
