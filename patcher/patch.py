@@ -145,9 +145,9 @@ class Patch:
     the empty string is left out.
     `notices(params, environ)` returns warnings for the machine that it is applied on, `probes(params)` what `verify`
     runs. `function` is one that workers must pass through for the patch to reach them, if there is such a one: the ways
-    of starting workers are judged by it. `fixed` are parameters that cannot be changed. A patch with a `family` is never
-    applied itself, its instances are. `releases` is a PEP 440 specifier of the SGLang releases that it is meant for; it
-    informs, the source decides.
+    of starting workers are judged by it. `fixed` are parameters that cannot be changed. A patch with a `family` is
+    never applied itself, its instances are. `releases` is a PEP 440 specifier of the SGLang releases that it is meant
+    for; it informs, the source decides.
     """
 
     id: str
