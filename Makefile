@@ -55,7 +55,7 @@ $(BIN)/python:
 
 $(RUNTIME): pyproject.toml | $(BIN)/python
 	@echo "installing sglang-patch in $(VENV)"
-	@$(BIN)/python -m pip install -q -e .
+	@$(BIN)/python -m pip install -q -e . --group scripts
 	@touch $@
 
 $(DEV): pyproject.toml $(RUNTIME)

@@ -222,7 +222,7 @@ PATCH = Patch(
     retire="when the unit file or image of every host exports the variables, or SGLang sets such defaults itself",
     releases=">=0.3.0",
     limits=(
-        "Not reached: the gRPC launcher of 0.5.7 to 0.5.9, Ray actors, the encoder-only server. They do not call it.",
+        "Not reached: the gRPC launcher of 0.5.3 to 0.5.9, Ray actors, the encoder-only server (status -v names them).",
         "Dead where a framework assigns its own engine._set_envs_and_config at run time.",
         "NCCL's configuration files lose to these defaults; apply says so where it finds one.",
     ),

@@ -29,6 +29,7 @@ LAST = {
     NCCL: '            os.environ.setdefault("NCCL_P2P_LEVEL", "SYS")\n',
     EAGLE: "        inner.set_embed_and_head(embed, head)\n",
 }
+SAME_BODY = {NCCL: "    set_ulimit()\n", EAGLE: "        return self.mm_projector(pixels)\n"}
 AUTO = '    os.environ["CUDA_MODULE_LOADING"] = "AUTO"\n'
 START = '    mp.set_start_method("spawn", force=True)\n'
 
@@ -134,49 +135,53 @@ def done(result: Result) -> Result:
 OURS = "    ours = 1\n"
 
 
-def inserted(text: str, above: str, line: str = OURS) -> str:
-    assert text.count(above) == 1
-    return text.replace(above, line + above)
+def above(text: str, line: str, ours: str = "", *, gap: str = "") -> str:
+    """The text with lines of ours above a line that is there once, or without an empty line there."""
+    assert text.count(line) == 1
+    return text.replace(gap + line, ours + line)
 
 
-def below(text: str, line_above: str, line: str = OURS) -> str:
-    assert text.count(line_above) == 1
-    return text.replace(line_above, line_above + line)
+def below(text: str, line: str, ours: str = "", *, gap: str = "") -> str:
+    """The text with lines of ours below a line that is there once, or without an empty line there."""
+    assert text.count(line) == 1
+    return text.replace(line + gap, line + ours)
 
 
-EDITS: dict[str, Callable[[str, str], str]] = {
+Edit = Callable[[str, str], str]
+EDITS: dict[str, Edit] = {
     "at the top": lambda text, patch_id: "# ours\n" + text,
     "at the end": lambda text, patch_id: text + "# ours\n",
-    "right above the first line": lambda text, patch_id: inserted(text, FIRST[patch_id]),
-    "a gap above the first line": lambda text, patch_id: inserted(text, FIRST[patch_id], OURS + "\n"),
-    "right below the last line": lambda text, patch_id: below(text, LAST[patch_id]),
-    "a gap below the last line": lambda text, patch_id: below(text, LAST[patch_id], "\n" + OURS),
+    "right above the first line": lambda text, patch_id: above(text, FIRST[patch_id], OURS),
+    "a comment right above the first line": lambda text, patch_id: above(text, FIRST[patch_id], "    # ours\n"),
+    "a gap above the first line": lambda text, patch_id: above(text, FIRST[patch_id], OURS + "\n"),
+    "one more gap above the first line": lambda text, patch_id: above(text, FIRST[patch_id], "\n"),
+    "the gap above the first line closed": lambda text, patch_id: above(text, FIRST[patch_id], gap="\n"),
+    "right below the last line": lambda text, patch_id: below(text, LAST[patch_id], OURS),
     "a comment right below the last line": lambda text, patch_id: below(text, LAST[patch_id], "    # ours\n"),
-    "the gap below the last line closed": lambda text, patch_id: text.replace(LAST[patch_id] + "\n", LAST[patch_id]),
-    "the gap above the first line closed": lambda text, patch_id: text.replace("\n\n" + FIRST[patch_id], "\n" + FIRST[patch_id]),
-    "two gaps below the last line": lambda text, patch_id: below(text, LAST[patch_id], "\n"),
-    "two gaps above the first line": lambda text, patch_id: inserted(text, FIRST[patch_id], "\n"),
-    "elsewhere in the function": lambda text, patch_id: below(text, ULIMIT if patch_id == NCCL else "        self.config = config\n", "        # ours\n"),
-    "a line replaced in the function": lambda text, patch_id: text.replace(ULIMIT, "    set_ulimit(1)\n").replace("self.quant_config = quant_config", "self.quant_config = None"),
-    "another function": lambda text, patch_id: text.replace('"ports": port_args', '"ports": None').replace("return features", "return None"),
-}  # fmt: skip
-# What stands around the place without the patch: with an empty line behind it, with none, at the end of the file.
+    "a gap below the last line": lambda text, patch_id: below(text, LAST[patch_id], "\n" + OURS),
+    "one more gap below the last line": lambda text, patch_id: below(text, LAST[patch_id], "\n"),
+    "the gap below the last line closed": lambda text, patch_id: below(text, LAST[patch_id], gap="\n"),
+    "elsewhere in the same body": lambda text, patch_id: below(text, SAME_BODY[patch_id], "        # ours\n"),
+    "a line of the same body replaced": lambda text, patch_id: text.replace(SAME_BODY[patch_id], "    ours = 1\n"),
+    "in other bodies": lambda text, patch_id: text.replace("zmq.Context(1)", "None").replace("return features", "pass"),
+}
+# What stands around the place: a gap behind it, none, or for the class the end of the file.
 LAYOUTS: dict[str, Callable[[str], str]] = {
-    "as shipped": lambda text: text,
+    "a gap": lambda text: text,
     "no gap": lambda text: text.replace(AUTO + "\n", AUTO).replace("\n\n\nEntryClass", "\nEntryClass"),
-    "the last statement": lambda text: text.replace(AUTO, "").replace(START, START + AUTO).partition("EntryClass")[0]
-    if "EntryClass" in text
-    else text,
-}  # fmt: skip
+    "the end": lambda text: text.partition("\n\n\nEntryClass")[0],
+}
 
 
 def without_gaps(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.strip()]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("edit", EDITS)
-@both_patches
+@pytest.mark.parametrize(
+    ("patch_id", "layout"),
+    [(name, layout) for name in FIRST for layout in LAYOUTS if (name, layout) != (NCCL, "the end")],
+)
 def test_an_edit_after_apply_is_kept(patch_id: str, edit: str, layout: str, fixture_tree: Tree) -> None:
     """It is no drift, and `revert` leaves the file as if the patch had never been there."""
     package = fixture_tree("classic")
@@ -192,18 +197,16 @@ def test_an_edit_after_apply_is_kept(patch_id: str, edit: str, layout: str, fixt
     assert path.read_text() == edited
 
     done(revert(place(package), [patch_id]))
-    first, last = edited.index(FIRST[patch_id]), edited.index(LAST[patch_id]) + len(LAST[patch_id])
+    first, last = edited.index(FIRST[patch_id]), edited.index(LAST[patch_id].rstrip("\n")) + len(LAST[patch_id])
     assert without_gaps(path.read_text()) == without_gaps(edited[:first] + edited[last:])
-    if "gap" not in edit:
+    if "gap" not in edit and "replaced" not in edit and "bodies" not in edit:
         ours = {line for line in edited.splitlines() if line not in patched.splitlines()}
-        rest = [line for line in path.read_text().splitlines() if line not in ours]
-        replaced = [line for line in base.splitlines() if line in edited.splitlines()]
-        assert rest == replaced
+        assert [line for line in path.read_text().splitlines() if line not in ours] == base.splitlines()
 
 
 @pytest.mark.parametrize("edit", [name for name in EDITS if "first" not in name and "last" not in name])
 @both_patches
-def test_an_edit_before_apply_is_kept(patch_id: str, edit: str, fixture_tree: Tree) -> None:
+def test_an_edit_before_apply_comes_back(patch_id: str, edit: str, fixture_tree: Tree) -> None:
     """It is part of what `revert` gives back, with the very time that the file had."""
     package = fixture_tree("classic")
     path = package / FILE[patch_id]
@@ -235,7 +238,7 @@ def test_a_second_patch_is_applied_to_an_edited_file(fixture_tree: Tree, local_p
     path = package / ENGINE
     base = path.read_text()
     done(apply(place(package), [NCCL]))
-    path.write_text(inserted(path.read_text(), FIRST[NCCL]))
+    path.write_text(above(path.read_text(), FIRST[NCCL], OURS))
     done(apply(place(package, local_patches), ["same-place-one", "replace-line"]))
     path.write_text(below(path.read_text(), '    os.environ.setdefault("SITE_ONE", "1")\n', "    # more of ours\n"))
     assert {states(package, local_patches)[name] for name in (NCCL, "same-place-one", "replace-line")} == {"applied"}
@@ -405,11 +408,12 @@ class Model:
     def revert(self, *ids: str) -> Result:
         return revert(place(self.package, self.patches), ids)
 
-    def applied(self) -> set[str]:
-        return {name for name, state in states(self.package, self.patches).items() if state == "applied"}
-
     def digest(self) -> str:
         return status(place(self.package, self.patches)).digest
+
+
+def applied(result: Result) -> set[str]:
+    return {one.id for one in result.status.patches if one.state == "applied"}
 
 
 @pytest.fixture(scope="session")
@@ -421,7 +425,7 @@ def model(local_patches: Path) -> Callable[[str], Model]:
     return fresh
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=10)
 @given(st.data())
 def test_edits_between_the_steps_are_kept(model: Callable[[str], Model], data: st.DataObject) -> None:
     ids = data.draw(subsets, "apply")
@@ -429,21 +433,19 @@ def test_edits_between_the_steps_are_kept(model: Callable[[str], Model], data: s
         tree = model(folder)
         tree.edit(data.draw(edits, "before"))
         for n, name in enumerate(ids):
-            done(tree.apply(name))
-            assert tree.applied() == set(ids[: n + 1])
+            assert applied(done(tree.apply(name))) == set(ids[: n + 1])
             tree.edit(data.draw(edits, f"after {name}"))
         patched = tree.path.read_text()
         assert not tree.apply(*ids).done
         assert tree.path.read_text() == patched
         ast.parse(patched)
         for n, name in enumerate(order := data.draw(st.permutations(ids), "revert")):
-            done(tree.revert(name))
-            assert tree.applied() == set(order[n + 1 :])
+            assert applied(done(tree.revert(name))) == set(order[n + 1 :])
             tree.edit(data.draw(edits, f"after the revert of {name}"))
         assert tree.path.read_text() == tree.without
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=10)
 @given(st.data())
 def test_the_order_of_commands_leaves_no_trace(model: Callable[[str], Model], data: st.DataObject) -> None:
     """One by one, all at once, or with more that are taken out again: the same bytes and the same digest."""
@@ -488,7 +490,7 @@ BYTES: dict[str, Callable[[bytes], bytes]] = {
     "byte order mark and CRLF": lambda data: b"\xef\xbb\xbf" + data.replace(b"\n", b"\r\n"),
     "no final newline": lambda data: data.rstrip(b"\n"),
     "the class last, no final newline": lambda data: data.partition(b"\n\n\nEntryClass")[0],
-    "blanks at the end": lambda data: data + b"\n\n   ",
+    "blanks at the end, no final newline": lambda data: data + b"\n\n   ",
     "blanks on empty lines": lambda data: data.replace(b"\n\n", b"\n  \n"),
     "tabs": lambda data: data.replace(b"    ", b"\t"),
     "two blanks": lambda data: data.replace(b"    ", b"  "),
@@ -498,17 +500,15 @@ BYTES: dict[str, Callable[[bytes], bytes]] = {
     "form feed on a line": lambda data: data.replace(b"\n\n\n", b"\n\n\x0c\n"),
     "form feed before a class": lambda data: data.replace(b"\nclass ", b"\n\x0cclass "),
     "form feed before a function": lambda data: data.replace(b"\ndef ", b"\n\x0cdef "),
-    "form feed before the place": lambda data: data.replace(b"    os.environ[", b"\x0c    os.environ["),
-    "form feed behind the place": lambda data: data.replace(b"    if text_weights", b"    \x0cif text_weights").replace(
-        b"    mp.set", b"\x0c    mp.set"
-    ),
+    "form feed before the place": lambda data: data.replace(b"\n    os.environ[", b"\n\x0c    os.environ["),
+    "form feed behind the place": lambda data: data.replace(b"\n    mp.set", b"\n\x0c    mp.set"),
     "form feed in a comment line": lambda data: data.replace(b"    # ", b"    \x0c# "),
-    "form feed first and last": lambda data: b"\x0c" + data + b"\x0c",
+    "form feed first": lambda data: b"\x0c" + data,
+    "form feed last": lambda data: data + b"\x0c",
     "LF, and CRLF in some lines": lambda data: data.replace(b":\n", b":\r\n"),
     "CRLF, and LF in some lines": lambda data: data.replace(b"\n", b"\r\n").replace(b":\r\n", b":\n"),
     "CRLF at the place only": lambda data: data.replace(b'"AUTO"\n', b'"AUTO"\r\n'),
     "LF at the place only": lambda data: data.replace(b"\n", b"\r\n").replace(b'"AUTO"\r\n', b'"AUTO"\n'),
-    "a continued first line": lambda data: b"\\\n" + data,
 }  # fmt: skip
 
 
@@ -531,7 +531,7 @@ def test_every_byte_comes_back(form: str, fixture_tree: Tree, command: Command) 
         assert block is not None
         ends = set(re.findall(rb"\r\n|\n|\r", block[0]))
         assert len(ends) == 1
-        if "mixed" not in form and len(set(re.findall(rb"\r\n|\n|\r", old))) == 1:
+        if len(set(re.findall(rb"\r\n|\n|\r", old))) == 1:
             assert ends == set(re.findall(rb"\r\n|\n|\r", old))
         if form == "tabs":
             assert b"\n  " not in block[0]
@@ -592,9 +592,7 @@ def test_a_lone_carriage_return_survives_or_is_refused(
 # Case 15: the tree decides, whatever its metadata says.
 
 
-@pytest.mark.parametrize(
-    ("tree", "says", "kimi"), [("0.5.9", "0.5.10", "applied"), ("0.5.10", "0.5.9", "upstream"), ("0.4.4", "0.5.9", "absent")]
-)  # fmt: skip
+@pytest.mark.parametrize(("tree", "says", "kimi"), [("0.5.9", "0.5.10", "applied"), ("0.4.4", "0.5.9", "absent")])
 def test_metadata_that_lies(tree: str, says: str, kimi: str, wheel_tree: Tree, command: Command) -> None:
     package = wheel_tree(tree)
     (package.parent / f"sglang-{tree}.dist-info").rename(package.parent / f"sglang-{says}.dist-info")
@@ -635,7 +633,7 @@ def test_a_patch_whose_code_is_gone_can_be_taken_out(tmp_path: Path, fixture_tre
 
     seen = command(package, "status", "--json").document["patches"]
     (one,) = (one for one in seen if one["id"] == "add-import")
-    assert (one["state"], one["summary"] if "summary" in one else "One line") == ("applied", "One line")
+    assert one["state"] == "applied"
     assert "can still be reverted" in one["reason"]
     for arguments in (["check"], ["check", "add-import"], ["apply"], ["apply", "add-import"], ["diff", "add-import"]):
         assert command(package, *arguments).code == 0
