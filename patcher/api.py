@@ -20,7 +20,7 @@ from patcher.catalog import Catalog, collect
 from patcher.errors import LedgerDamaged, UsageError
 from patcher.ledger import Ledger
 from patcher.manifest import Manifest
-from patcher.patch import NO_PARAMS, Params
+from patcher.patch import NO_PARAMS, Params, State
 from patcher.survey import PatchStatus, Survey
 from patcher.target import LEDGER, Target
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from patcher.launchers import LaunchPath
     from patcher.ledger import Entry
     from patcher.plan import Plan, Request
+    from patcher.proof import Verified
     from patcher.rebinding import Rebinding
-    from patcher.verify import Verified
 
 T = TypeVar("T")
 Report: TypeAlias = Callable[[str], None]
@@ -98,17 +98,19 @@ class Check:
 class Verification:
     """A check, and per patch what its probes saw when the code was run.
 
-    `rebinders` are installed packages that replace a patched function at run time, if the environment was scanned.
+    `rebinders` are installed packages that replace a patched function at run time, looked for in `scanned`.
     """
 
     check: Check
     patches: tuple[Verified, ...]
     rebinders: tuple[Rebinding, ...] = ()
+    scanned: tuple[Path, ...] = ()
 
     @property
     def passed(self) -> bool:
         """Whether everything is in place and has its effect."""
-        return self.check.in_place and all(one.passed for one in self.patches)
+        seen = [one for one in self.patches if one.status.state is not State.ABSENT]
+        return self.check.in_place and all(one.passed for one in seen)
 
 
 @dataclass(frozen=True)
@@ -144,17 +146,15 @@ def _consistent(place: Workplace, look: Callable[[Survey], T]) -> T:
     """
     deadline = time.monotonic() + place.lock_timeout
     while True:
-        head, journal = place.ledger.head(), place.ledger.journal
-        if not journal.exists():
+        head, where = place.ledger.head(), str(place.ledger.journal)
+        if not place.ledger.interrupted():
             seen = look(_survey(place))
-            if place.ledger.head() == head and not journal.exists():
+            if place.ledger.head() == head and not place.ledger.interrupted():
                 return seen
-        elif not place.ledger.busy() and journal.exists():
-            raise LedgerDamaged(
-                "an operation on this target was interrupted", where=str(journal), hint="sglang-patch repair"
-            )
+        elif not place.ledger.busy() and place.ledger.interrupted():
+            raise LedgerDamaged("an operation on this target was interrupted", where=where, hint="sglang-patch repair")
         if time.monotonic() > deadline:
-            raise LedgerDamaged("another operation on this target does not end", where=str(journal))
+            raise LedgerDamaged("another operation on this target does not end", where=where, hint="sglang-patch log")
         time.sleep(0.02)
 
 
@@ -228,7 +228,7 @@ def verify(
     they may never be imported. `report` is told what is being run. Raises UsageError for an unknown patch, Surroundings
     if nothing can be run.
     """
-    from patcher.verify import scan_environment, verify_patch
+    from patcher.proof import scan_environment, verify_patch
 
     place = _workplace(target)
 
@@ -240,7 +240,8 @@ def verify(
         report("scanning the installed packages")
         files = {one.id: one.files[0][0] for one in checked.patches if one.files}
         patches = [place.catalog[name] for name in files if name in place.catalog]
-        return Verification(checked, verified, tuple(scan_environment(place.target, patches, files)))
+        found = tuple(scan_environment(place.target, patches, files))
+        return Verification(checked, verified, found, tuple(place.target.site_packages()))
 
     return _consistent(place, look)
 
@@ -303,8 +304,8 @@ def revert(target: Target | Workplace, ids: Sequence[str] = (), *, dry_run: bool
     place = _workplace(target)
 
     def plan(survey: Survey) -> Plan:
-        named = meant(place, survey.manifest, ids)
-        return plan_revert(survey, named or [one.id for one in survey.manifest.applications])
+        everything = [*(one.id for one in survey.manifest.applications), *survey.orphans()]
+        return plan_revert(survey, meant(place, survey.manifest, ids) or everything)
 
     return carry_out(place, plan, dry_run=dry_run)
 
@@ -316,9 +317,10 @@ def repair(target: Target | Workplace) -> Result:
     file of SGLang changes, unless an interrupted operation is rolled back.
     """
     from patcher import transaction
-    from patcher.repair import plan_repair
+    from patcher.rebuild import plan_repair
 
     place = _workplace(target)
+    transaction.set_aside_a_file(place.ledger)
     with transaction.locked(place.target, place.ledger, place.lock_timeout):
         aside = transaction.set_aside_if_damaged(place.ledger)
         recovered = transaction.recover(place.target, place.ledger)
@@ -327,7 +329,9 @@ def repair(target: Target | Workplace) -> Result:
         commit = None
         if planned.does_something:
             transaction.check_writable(place.target, place.ledger, planned)
-            commit = transaction.execute(place.target, place.ledger, planned, _message(place, planned), _diffs(planned))
+            commit = transaction.execute(
+                place.target, place.ledger, planned, _message(place, planned), _diffs(place, planned)
+            )
         elif place.ledger.head() is not None:
             place.ledger.copy_manifest()
     told = "; ".join(one for one in (aside, recovered) if one) or None
@@ -338,7 +342,9 @@ def carry_out(place: Workplace, plan: Callable[[Survey], Plan], *, dry_run: bool
     """Plan, and if there is something to do: lock, recover, plan again, execute."""
     from patcher import transaction
 
-    if not place.ledger.journal.exists():
+    if dry_run and place.ledger.interrupted():
+        return _consistent(place, lambda survey: Result(plan(survey), False, None, _status(place, survey)))
+    if not place.ledger.interrupted():
         survey = _survey(place)
         planned = plan(survey)
         if dry_run or not planned.does_something:
@@ -351,7 +357,9 @@ def carry_out(place: Workplace, plan: Callable[[Survey], Plan], *, dry_run: bool
         if dry_run or not planned.does_something:
             return Result(planned, done=False, commit=None, status=_status(place, survey), recovered=recovered)
         transaction.check_writable(place.target, place.ledger, planned)
-        commit = transaction.execute(place.target, place.ledger, planned, _message(place, planned), _diffs(planned))
+        commit = transaction.execute(
+            place.target, place.ledger, planned, _message(place, planned), _diffs(place, planned)
+        )
     return Result(planned, done=True, commit=commit, status=_status(place, _survey(place)), recovered=recovered)
 
 
@@ -362,7 +370,8 @@ def _message(place: Workplace, plan: Plan) -> str:
 
     acted = [step for step in plan.steps if step.action not in (Action.KEEP, Action.SKIP)]
     version = place.target.version
-    lines = [f"{plan.operation} {', '.join(step.id for step in acted)} (SGLang {version})", ""]
+    named = [step.id for step in acted if step.action is not Action.FORGET] or [step.id for step in acted]
+    lines = [f"{plan.operation} {', '.join(named)} (SGLang {version or 'of unknown version'})", ""]
     source = plan.before if plan.operation == "revert" else plan.after
     for step in acted:
         application = source.application(step.id)
@@ -381,21 +390,19 @@ def _message(place: Workplace, plan: Plan) -> str:
     return "\n".join([*lines, f"Tool: sglang-patch {__version__}"]) + "\n"
 
 
-def _diffs(plan: Plan) -> dict[str, str]:
+def _diffs(place: Workplace, plan: Plan) -> dict[str, str]:
     """Each patch of the record afterwards as one unified diff."""
     from patcher.hunks import take_out_found
 
     new = {change.path: change.new for change in plan.changes}
-    found: dict[str, str] = {}
-    for application in plan.after.applications:
-        parts = [
-            unidiff.unified(file.path, take_out_found(new[file.path], file.hunks), new[file.path])
-            for file in application.files
-            if file.path in new
-        ]
-        if any(parts):
-            found[application.id] = "".join(parts)
-    return found
+    texts = {one.path: new.get(one.path) or place.target.read(one.path) or b"" for one in plan.after.files}
+    return {
+        one.id: "".join(
+            unidiff.unified(file.path, take_out_found(texts[file.path], file.hunks), texts[file.path])
+            for file in one.files
+        )
+        for one in plan.after.applications
+    }
 
 
 def diff(target: Target | Workplace, ids: Sequence[str] = ()) -> str:

@@ -16,9 +16,9 @@ import click
 
 from patcher import __version__, report
 from patcher.api import LOCK_TIMEOUT, Check, Result, Workplace
-from patcher.errors import Interrupted, PatcherError, UsageError
-from patcher.options import Group, Options
-from patcher.patch import Candidate, Patch
+from patcher.errors import Interrupted, PatcherError, TargetNotFound, UsageError
+from patcher.options import Group, Options, typed
+from patcher.patch import State
 from patcher.target import Target
 
 NOT_IN_PLACE = 1
@@ -182,15 +182,7 @@ def _report(place: Workplace, done: Result, *, dry_run: bool) -> int:
     for notice in done.plan.notices:
         click.secho(f"note: {notice}", err=True, fg="yellow")
     for step in done.plan.refused:
-        status = step.status
-        raised = PatcherError(
-            f"{step.id}: {step.reason}; nothing was changed",
-            where=str(place.target.path / status.where) if status.where else None,
-            expected=status.expected,
-            found=status.found,
-            hint=status.hint,
-        )
-        click.secho(str(raised), err=True, fg="red")
+        click.secho(typed(str(report.refusal(step, place.target))), err=True, fg="red")
     return 3 if done.plan.refused else 0
 
 
@@ -237,14 +229,15 @@ def check(ids: Sequence[str]) -> int:
 def _print_check(seen: Check) -> None:
     _print_missing(seen)
     if seen.in_place:
-        names = ", ".join(f"{one.id} ({one.state})" for one in seen.patches)
-        click.secho(f"in place on SGLang {seen.target.version}: {names}", fg="green")
+        names = [f"{one.id} ({one.state})" for one in seen.patches if one.state is not State.ABSENT]
+        version = seen.target.version or "of unknown version"
+        click.secho(f"in place on SGLang {version}: {', '.join(names) or 'nothing, as no patch fits here'}", fg="green")
 
 
 def _print_missing(seen: Check) -> None:
     for one in seen.missing:
         details = [one.reason or one.summary, *([f"at {one.where}"] if one.where else [])]
-        advice = f"; type: {one.hint}" if one.hint else ""
+        advice = f"; type: {typed(one.hint)}" if one.hint else ""
         click.secho(f"{one.id}: {one.state}: {', '.join(details)}{advice}", fg="red")
 
 
@@ -298,9 +291,10 @@ def show(patch_id: str) -> int:
     """One patch: why, for which releases, profiles and parameters, when to retire it."""
     from patcher.catalog import collect
 
-    patches = collect(_options().patches)
+    patches, target = collect(_options().patches), _target_if_any()
+    patches = patches.on(target) if target else patches
     one = patches[patches.known(patch_id)]
-    candidates = _candidates(one) if one.family else []
+    candidates = one.family.candidates(target) if one.family and target else []
     if _options().as_json:
         listed = {"candidates": [asdict(candidate) for candidate in candidates]} if one.family else {}
         _print_json({"schema": 1, "patch": {**report.patch(one), **listed}})
@@ -312,16 +306,15 @@ def show(patch_id: str) -> int:
     return 0
 
 
-def _candidates(patch: Patch) -> Sequence[Candidate]:
-    """The places of the target that a family could be applied to; none where there is no target."""
+def _target_if_any() -> Target | None:
+    """The target, or None where none was named and none is found."""
     options = _options()
     try:
-        target = Target.find(options.target, python=options.python)
-    except PatcherError:
+        return Target.find(options.target, python=options.python)
+    except TargetNotFound:
         if options.target or options.python:
             raise
-        return ()
-    return patch.family.candidates(target) if patch.family else ()
+        return None
 
 
 @cli.command(epilog="\b\nExamples:\n  sglang-patch diff\n  sglang-patch diff kimi-k25-eagle3 > kimi.patch")
@@ -371,17 +364,14 @@ def try_(subject: str, ids: Sequence[str]) -> int:
 
     The patches are those recorded for the target, the named ones, or without any record the whole catalog.
     """
-    from patcher.errors import TargetNotFound
     from patcher.manifest import EMPTY
     from patcher.trial import try_on
 
     options = _options()
-    try:
+    if _target_if_any():
         place = _workplace()
         manifest = place.ledger.manifest()
-    except TargetNotFound:
-        if options.target or options.python:
-            raise
+    else:
         place, manifest = Workplace.of(Target(Path(os.devnull)), patches=options.patches), EMPTY
     talk = sys.stderr.isatty() and not options.as_json
     seen = try_on(subject, place, manifest, ids, report=(lambda text: click.echo(text, err=True)) if talk else _silent)
@@ -431,7 +421,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _fail(error: PatcherError, *, as_json: bool) -> int:
     if as_json:
         _print_json(error.as_json())
-    click.secho(f"sglang-patch: {error}", err=True, fg="red")
+    click.secho(f"sglang-patch: {typed(str(error))}", err=True, fg="red")
     return error.exit_code
 
 

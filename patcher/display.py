@@ -16,6 +16,7 @@ from rich.text import Text
 from patcher.api import Result, Status, Verification
 from patcher.launchers import LaunchPath
 from patcher.ledger import Entry
+from patcher.options import typed
 from patcher.patch import Candidate, Patch, State
 from patcher.plan import Action, Plan, Step, inserted
 from patcher.survey import PatchStatus
@@ -69,7 +70,7 @@ def status(seen: Status) -> None:
         _details(one)
     waiting = (State.NOT_APPLIED, State.LOST, State.OUTDATED)
     if any(one.state in waiting for one in seen.patches):
-        console().print("next    sglang-patch apply", style="dim")
+        console().print(typed("next    sglang-patch apply"), style="dim")
     console().print(f"digest  {seen.digest}")
     console().print(f"ledger  {seen.ledger}{'' if seen.head else '  (nothing recorded yet)'}", style="dim")
 
@@ -82,6 +83,8 @@ def verification(seen: Verification) -> None:
                 console().print(
                     Text(f"{one.status.id}: {probe.name}: expected {probe.expected}; found {probe.found}", style="red")
                 )
+        if not one.probes and one.passed:
+            console().print(f"{one.status.id}: {one.status.state}; it declares no probe, so nothing was run")
         if one.probes and one.passed:
             console().print(
                 Text(f"{one.status.id}: {one.status.state}, its effect seen in {len(one.probes)} cases", style="green")
@@ -95,6 +98,10 @@ def verification(seen: Verification) -> None:
     for found in seen.rebinders:
         text = f"{found.package} {found.what} ({found.path}:{found.line}): the patch is dead where that runs"
         console().print(Text(text, style="yellow"))
+
+    if seen.scanned and not seen.rebinders:
+        places = " and ".join(map(str, seen.scanned))
+        console().print(f"no package in {places} replaces a patched function", style="dim")
 
 
 def launch_paths(paths: Sequence[LaunchPath]) -> None:
@@ -114,7 +121,9 @@ def trial(seen: Trial) -> None:
     for one in seen.patches:
         status = one.status
         if status.state is State.NOT_APPLIED:
-            cases = f", its effect seen in {len(one.verified.probes)} cases" if one.verified else ""
+            cases = (
+                f", its effect seen in {len(one.verified.probes)} cases" if one.verified and one.verified.probes else ""
+            )
             text, style = f"fits{cases}", "green"
         else:
             text, style = f"{status.state}: {status.reason}", _COLOURS[status.state]
@@ -123,7 +132,7 @@ def trial(seen: Trial) -> None:
             console().print(Text(f"    {line}", style="dim"))
     for problem in seen.problems:
         console().print(Text(problem, style="red"))
-    if not seen.problems:
+    if not seen.problems and any(one.status.state is State.NOT_APPLIED for one in seen.patches):
         console().print("applied, run, applied again, reverted: every byte came back", style="dim")
 
 
@@ -144,7 +153,8 @@ def _details(one: PatchStatus) -> None:
     """Where, expected, found and what to type, for a patch that needs a look."""
     if one.state in (State.APPLIED, State.UPSTREAM, State.ABSENT, State.NOT_APPLIED):
         return
-    lines = [("at", one.where), ("expected", one.expected), ("found", one.found), ("type", one.hint)]
+    hint = typed(one.hint) if one.hint else None
+    lines = [("at", one.where), ("expected", one.expected), ("found", one.found), ("type", hint)]
     for name, value in lines:
         if value:
             console().print(Text(f"  {one.id} {name}: {value}", style="dim"))
@@ -158,7 +168,7 @@ def result(done: Result, *, dry_run: bool, diff: str) -> None:
     if diff:
         patch_text(diff)
     for step in plan.steps:
-        console().print(_step(step, plan, dry_run=dry_run))
+        console().print(_step(step, plan, dry_run=dry_run or bool(plan.refused)))
     if plan.refused:
         return
     if dry_run and plan.does_something:
@@ -220,7 +230,7 @@ def catalog(patches: Iterable[Patch]) -> None:
     for one in patches:
         table.add_row(one.id, str(one.revision), one.releases or "any release", one.summary)
     _print(table)
-    console().print("sglang-patch show ID tells more", style="dim")
+    console().print(typed("sglang-patch show ID tells more"), style="dim")
 
 
 def patch(one: Patch) -> None:
@@ -261,7 +271,7 @@ def candidates(patch: Patch, found: Sequence[Candidate]) -> None:
     _print(table)
     names = [one.name for one in found if one.verdict == "fits"]
     if names:
-        console().print(f"sglang-patch apply {patch.id} --set {patch.family.parameter}={names[0]}", style="dim")
+        console().print(typed(f"sglang-patch apply {patch.id} --set {patch.family.parameter}={names[0]}"), style="dim")
 
 
 def _paragraph(name: str, text: str) -> None:

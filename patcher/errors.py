@@ -8,7 +8,8 @@
     │   ├── NotPermitted       also a PermissionError
     │   ├── LockHeld
     │   ├── GitMissing
-    │   └── LedgerDamaged
+    │   ├── LedgerDamaged
+    │   └── LedgerTooNew
     └── Interrupted       130  Ctrl-C or SIGTERM; nothing is half-done
 
 Expected outcomes of a patch (`absent`, `conflict`, ...) are values, not exceptions: see `patcher.patch.State`.
@@ -110,6 +111,12 @@ class LedgerDamaged(Surroundings):
     """The ledger cannot be read, or contradicts itself."""
 
     kind = "ledger-damaged"
+
+
+class LedgerTooNew(Surroundings):
+    """The ledger was written by a newer sglang-patch, and nothing is wrong with it."""
+
+    kind = "ledger-too-new"
 
 
 class Interrupted(PatcherError):

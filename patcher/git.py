@@ -27,6 +27,8 @@ def environment() -> dict[str, str]:
         "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_ATTR_NOSYSTEM": "1",
         "GIT_TERMINAL_PROMPT": "0",
+        "GIT_ALLOW_PROTOCOL": "none",  # a partial clone must not fetch: its remote can be a program
+        "GIT_PYTHON_REFRESH": "quiet",  # GitPython reads the ledger also where there is no git command
         "GIT_OPTIONAL_LOCKS": "0",
         "HOME": os.devnull,
         "XDG_CONFIG_HOME": os.devnull,

@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,15 +23,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from patcher import git
-from patcher.errors import LedgerDamaged, NotPermitted
+from patcher.errors import LedgerDamaged, NotPermitted, PatcherError, Surroundings
 from patcher.files import fsync_directory, readable_like, replace_file
-from patcher.manifest import EMPTY, Manifest, from_json
+from patcher.manifest import EMPTY, Manifest, from_json, sha256
 
 if TYPE_CHECKING:
     from git import Repo
     from git.objects import Commit
 
 BRANCH = "refs/heads/main"
+# By git's own description file a directory is known as a ledger; other things that may be there before it is one.
+MARK = "description"
+_MARK = "sglang-patch ledger: git log -p reads well here\n"
+_AROUND = {".gitignore", "lock", "lock-holder", MARK}
+_HEAD = f"ref: {BRANCH}\n"
+_NAME = re.compile(rb"[0-9a-f]{40}")
 NULL = "0" * 40
 COPY = "manifest.json"
 _IDENTITY = "sglang-patch <sglang-patch@localhost>"
@@ -68,6 +75,13 @@ class Ledger:
         """The file that whoever changes the target holds a lock on."""
         return self.path / "lock"
 
+    def interrupted(self) -> bool:
+        """Whether an operation was begun and has not ended; it is running or was interrupted."""
+        try:
+            return self.journal.exists()
+        except OSError as error:
+            raise self._unreadable(error) from error
+
     def busy(self) -> bool:
         """Whether somebody holds the lock; asking changes nothing."""
         try:
@@ -83,20 +97,54 @@ class Ledger:
         return False
 
     def head(self) -> str | None:
-        """The commit that the branch is at, or None for a ledger without any; read without git."""
+        """The commit that the branch is at, or None for a ledger without any; read without git.
+
+        Raises LedgerDamaged where the branch names none, and where the directory is not a ledger.
+        """
         try:
-            return (self.path / BRANCH).read_text("ascii").strip() or None
+            self.require_ours()
+            text = (self.path / BRANCH).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return self._packed_head()
+        except IsADirectoryError:
+            text = b"a directory"
         except OSError as error:
             raise self._unreadable(error) from error
+        if not _NAME.fullmatch(text.strip()):
+            raise LedgerDamaged(
+                "the ledger's branch names no commit",
+                where=str(self.path / BRANCH),
+                expected="40 hexadecimal digits",
+                found=text.decode("ascii", "replace").strip()[:60] or "an empty file",
+                hint="sglang-patch repair",
+            )
+        return text.strip().decode("ascii")
+
+    def require_ours(self) -> None:
+        """Raise LedgerDamaged where something else is in the ledger's place."""
+        if not self.path.exists():
+            return
+        if not self.path.is_dir():
+            raise LedgerDamaged(
+                "a file is where the ledger's directory should be", where=str(self.path), hint="sglang-patch repair"
+            )
+        if (self.path / MARK).is_file() and (self.path / MARK).read_bytes().startswith(_MARK[:20].encode()):
+            return
+        others = sorted({entry.name for entry in self.path.iterdir()} - _AROUND)
+        if any(not name.startswith(".damaged-") for name in others):
+            raise Surroundings(
+                "this directory is something else than a ledger of sglang-patch, and stays as it is",
+                where=str(self.path),
+                found=", ".join(others[:5]),
+                hint="give --ledger a directory of its own",
+            )
 
     def _packed_head(self) -> str | None:
         try:
             lines = (self.path / "packed-refs").read_text("ascii").splitlines()
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except OSError as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise self._unreadable(error) from error
         return next((line.split()[0] for line in lines if line.endswith(f" {BRANCH}")), None)
 
@@ -107,59 +155,74 @@ class Ledger:
             return EMPTY
         copy = self._copy(head)
         if copy is not None:
-            return from_json(copy, str(self.path / COPY))
+            return copy
         return from_json(self.blob(head, COPY), f"{self.path} {head[:12]}:{COPY}")
 
-    def _copy(self, head: str) -> bytes | None:
-        """The copied manifest if it is that of the branch's commit, else None."""
+    def _copy(self, head: str) -> Manifest | None:
+        """The copied manifest if it is whole and that of the branch's commit, else None: the commit has it."""
         try:
             first, _, rest = (self.path / COPY).read_bytes().partition(b"\n")
-            return rest if json.loads(first) == {"commit": head} else None
-        except (FileNotFoundError, NotADirectoryError, ValueError):
+            if json.loads(first) == {"commit": head, "sha256": sha256(rest)}:
+                return from_json(rest, str(self.path / COPY))
+            return None
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
             return None
         except OSError as error:
             raise self._unreadable(error) from error
 
-    def _unreadable(self, error: OSError) -> NotPermitted:
+    def _unreadable(self, error: OSError | UnicodeDecodeError) -> NotPermitted | LedgerDamaged:
+        where = str(getattr(error, "filename", None) or self.path)
+        if not isinstance(error, PermissionError):
+            return LedgerDamaged(f"cannot read the ledger: {error}", where=where, hint="sglang-patch repair")
         return NotPermitted(
             f"cannot read the ledger: {error.strerror}",
-            where=str(error.filename or self.path),
-            hint="run as a user that may read it",
+            where=where,
+            hint="run as the ledger's owner or as root, or let others read it: chmod -R a+rX",
         )
 
     def blob(self, commit: str, path: str) -> bytes:
-        """The bytes of a file in a commit's tree; raises LedgerDamaged where it is missing, GitMissing without git."""
+        """The bytes of a file in a commit's tree; raises LedgerDamaged where it is missing."""
         with self._opened() as repository:
             return bytes((repository.commit(commit).tree / path).data_stream.read())
 
     def history(self) -> list[Entry]:
-        """Every operation, newest first; raises LedgerDamaged and GitMissing."""
+        """Every operation, newest first; raises LedgerDamaged."""
         head = self.head()
         if head is None:
             return []
+        found: list[Entry] = []
         with self._opened() as repository:
-            return [_entry(commit) for commit in repository.iter_commits(head, first_parent=True)]
+            commit: Commit | None = repository.commit(head)
+            while commit is not None:
+                found.append(_entry(commit))
+                commit = commit.parents[0] if commit.parents else None
+        return found
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[Repo]:
-        """The repository, through GitPython, in an environment in which git sees nothing but it."""
-        git.executable()
-        with self._damage_named(), git.scrubbed():
-            from git import Repo
+        """The repository, through GitPython, with its objects read by gitdb: no git command is needed or started."""
+        with self._damage_named():
+            from gitdb import GitDB
 
-            with Repo(self.path) as repository:
+            with git.scrubbed():
+                from git import Repo
+
+                repository = Repo(self.path, expand_vars=False)
+            repository.odb = GitDB(str(self.path / "objects"))
+            with repository:
                 yield repository
 
     def create(self, like: Path) -> None:
         """Make the repository where there is none, as readable as the directory `like` is."""
-        if (self.path / "HEAD").is_file() and (self.path / "objects").is_dir():
+        head = self.path / "HEAD"
+        if head.is_file() and head.read_bytes() == _HEAD.encode() and (self.path / "objects").is_dir():
             return
+        (self.path / MARK).write_text(_MARK, "ascii")
         git.must("init", "--quiet", "--bare", "--template=", self.path)
-        (self.path / "HEAD").write_text(f"ref: {BRANCH}\n", "ascii")
+        head.write_text(_HEAD, "ascii")
         git.must("--git-dir", self.path, "config", "gc.auto", "0")
         (self.path / "info").mkdir(exist_ok=True)
         (self.path / "info" / "attributes").write_text(_ATTRIBUTES, "ascii")
-        (self.path / "description").write_text("sglang-patch ledger: git log -p reads well here\n", "ascii")
         for path in (self.path, *self.path.rglob("*")):
             readable_like(path, like)
 
@@ -213,7 +276,11 @@ class Ledger:
         """Bring the copy of the manifest up to the branch."""
         head = self.head()
         if head is not None:
-            replace_file(self.path / COPY, json.dumps({"commit": head}).encode() + b"\n" + self.blob(head, COPY))
+            if (self.path / COPY).is_dir():
+                (self.path / COPY).rename(self.path / f".damaged-{COPY}-{time.time_ns()}")
+            manifest = self.blob(head, COPY)
+            first = json.dumps({"commit": head, "sha256": sha256(manifest)}).encode()
+            replace_file(self.path / COPY, first + b"\n" + manifest)
             readable_like(self.path / COPY, self.path)
 
     def _damage_named(self) -> _DamageNamed:
@@ -230,7 +297,7 @@ class _DamageNamed:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if error is None or not isinstance(error, Exception) or isinstance(error, LedgerDamaged):
+        if error is None or not isinstance(error, Exception) or isinstance(error, PatcherError):
             return
         if isinstance(error, PermissionError):
             raise NotPermitted(

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from patcher.errors import LedgerDamaged
+from patcher.errors import LedgerDamaged, LedgerTooNew
 from patcher.hunks import Hunk
 from patcher.patch import Params
 
@@ -86,7 +86,7 @@ def from_json(text: str | bytes, where: str) -> Manifest:
     try:
         document = json.loads(text, object_hook=_bytes)
         if document["schema"] != SCHEMA:
-            raise LedgerDamaged(
+            raise LedgerTooNew(
                 f"the record has schema {document['schema']}, which this version does not know",
                 where=where,
                 expected=f"schema {SCHEMA}",

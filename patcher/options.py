@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
+
+
+def typed(text: str) -> str:
+    """A hint with the target that this command was given, so that what is typed next means the same SGLang."""
+    context = click.get_current_context(silent=True)
+    options = context.find_object(Options) if context else None
+    if options is None or not (options.target or options.python):
+        return text
+    name, value = ("--target", options.target) if options.target else ("--python", options.python)
+    return _COMMAND.sub(lambda found: f"{found[0]} {name} {shlex.quote(str(value))}", text)
+
+
+# A command that is suggested: not the program's name in a sentence.
+_COMMAND = re.compile(r"\bsglang-patch (?:apply|check|diff|log|repair|revert|show|status|try|verify)(?: [\w:.=-]+)*")
 
 
 @dataclass

@@ -9,12 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from patcher.attempt import attempt
 from patcher.errors import UsageError
 from patcher.hunks import Hunk, between, find, placed, take_out, take_out_found
 from patcher.manifest import Application, AppliedFile, FileRecord, Manifest, sha256
 from patcher.patch import Edit, Finding, Params, Patch, Rewritten, State
 from patcher.source import Source, parses
-from patcher.survey import REPAIR, PatchStatus, Survey, attempt
+from patcher.survey import REPAIR, PatchStatus, Survey
 
 
 class Action(str, Enum):
@@ -161,6 +162,8 @@ def _decide(survey: Survey, request: Request) -> tuple[Step, _Wanted | None]:
             return Step(patch_id, Action.REFUSE, status, status.reason), None
         case State.OUTDATED:
             return Step(patch_id, Action.UPDATE, status, status.reason), wanted
+        case State.LOST if not request.by_name and status.hint and "revert" in status.hint:
+            return Step(patch_id, Action.SKIP, status, f"{status.reason}; {status.hint}"), None
         case State.DRIFTED if status.found is not None:
             return Step(patch_id, Action.REFUSE, status, status.reason), None
         case _:

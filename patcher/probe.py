@@ -1,6 +1,6 @@
 """What a patch promises about its effect, as data: `verify` runs the patched code and compares.
 
-A patch file declares its probes beside its transform. They are run by `patcher.verify` in the sandbox.
+A patch file declares its probes beside its transform. They are run by `patcher.proof` in the sandbox.
 """
 
 from __future__ import annotations

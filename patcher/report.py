@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from patcher.errors import DoesNotFit
 from patcher.patch import Patch
 from patcher.survey import PatchStatus
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from patcher.api import Check, Result, Status, Verification
     from patcher.launchers import LaunchPath
     from patcher.ledger import Entry
+    from patcher.plan import Step
     from patcher.rebinding import Rebinding
     from patcher.target import Target
     from patcher.trial import Trial
@@ -68,7 +70,9 @@ def verification(seen: Verification) -> Document:
     patches = [
         {
             **patch_status(one.status),
+            "in_place": one.status.state.in_place(by_name=one.status.id in seen.check.by_name),
             "verified": one.passed,
+            "not_verified": one.reason,
             "probes": [asdict(probe) for probe in one.probes],
             "launch_paths": launch_paths(one.paths),
             "rebound": [_rebinding(found) for found in one.rebound],
@@ -76,7 +80,13 @@ def verification(seen: Verification) -> Document:
         for one in seen.patches
     ]
     rebinders = [_rebinding(found) for found in seen.rebinders]
-    return {**document, "verified": seen.passed, "patches": patches, "rebinders": rebinders}
+    return {
+        **document,
+        "verified": seen.passed,
+        "patches": patches,
+        "rebinders": rebinders,
+        "scanned": [str(one) for one in seen.scanned],
+    }
 
 
 def launch_paths(paths: Iterable[LaunchPath]) -> list[Document]:
@@ -119,17 +129,20 @@ def result(done: Result, target: Target, *, dry_run: bool, diff: str | None) -> 
         "digest": done.status.digest,
     }
     if plan.refused:
-        first = plan.refused[0]
-        document["error"] = {
-            "kind": "does-not-fit",
-            "code": 3,
-            "message": f"{first.id}: {first.reason}; nothing was changed",
-            "where": first.status.where,
-            "expected": first.status.expected,
-            "found": first.status.found,
-            "hint": first.status.hint,
-        }
+        document |= refusal(plan.refused[0], target).as_json()
     return {**document, "diff": diff} if diff is not None else document
+
+
+def refusal(step: Step, target: Target) -> DoesNotFit:
+    """A refused step as the error that people and programs are told."""
+    status = step.status
+    return DoesNotFit(
+        f"{step.id}: {step.reason}; nothing was changed",
+        where=str(target.path / status.where) if status.where else None,
+        expected=status.expected,
+        found=status.found,
+        hint=status.hint,
+    )
 
 
 def catalog(patches: Iterable[Patch]) -> Document:

@@ -6,13 +6,14 @@ import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from patcher.attempt import attempt
 from patcher.catalog import Catalog
 from patcher.errors import UsageError
 from patcher.hunks import Hunk, find, line_of, take_out, take_out_found
 from patcher.manifest import Application, FileRecord, Manifest, digest, sha256
 from patcher.patch import Edit, Finding, Outcome, Params, Patch, Rewritten, State
 from patcher.pristine import Oracle
-from patcher.source import Source, Unparsable
+from patcher.source import Source
 from patcher.target import Target
 
 
@@ -133,6 +134,15 @@ class Survey:
                 broken.add(application.id)
         return broken
 
+    def orphans(self) -> list[str]:
+        """The patches whose code is in place and that the ledger does not record."""
+        found = []
+        for patch in self.catalog.values():
+            places = [self.place(edit) for edit in patch.edits] if not self.manifest.application(patch.id) else []
+            if any(isinstance(path, str) and marked(self.text(path), patch.id) is not None for path in places):
+                found.append(patch.id)
+        return found
+
     def _gone(self, known: PatchStatus, application: Application, patch: Patch | None) -> PatchStatus:
         """The status of a recorded patch that is not whole: lost, drifted, or upstream by now."""
         broken = [file.path for file in application.files if known.id in self._broken_in(file.path)]
@@ -148,9 +158,10 @@ class Survey:
                 reason=f"{outcome.reason}; it was applied to SGLang {self.manifest.version}, its record can go",
                 hint=f"sglang-patch revert {known.id}",
             )
-        return replace(
-            known, state=State.LOST, where=broken[0], reason=reasons[0], hint=f"sglang-patch apply {known.id}"
-        )
+        reason, hint = str(reasons[0]), f"sglang-patch apply {known.id}"
+        if isinstance(outcome, Finding) and outcome.state is State.ABSENT:
+            reason, hint = f"{reason}; {outcome.reason}", f"sglang-patch revert {known.id}   (drops its record)"
+        return replace(known, state=State.LOST, where=broken[0], reason=reason, hint=hint)
 
     def _why_lost(self, record: FileRecord) -> str | None:
         """Why the absence of a patch means that SGLang was installed anew, or None if it does not."""
@@ -288,19 +299,6 @@ class Survey:
 
 
 _GRAVITY = [State.ABSENT, State.UPSTREAM, State.PARTIAL, State.CONFLICT]
-
-
-def attempt(edit: Edit, source: Source, params: Params) -> Outcome:
-    """What an edit makes of a source; a file that cannot be parsed is a conflict."""
-    try:
-        outcome = edit.rewrite(source, params)
-    except Unparsable as error:
-        return Finding(
-            State.CONFLICT, f"the file cannot be rewritten: {error.reason}", line=error.line, path=source.path
-        )
-    if isinstance(outcome, Finding) and outcome.path is None:
-        return replace(outcome, path=source.path)
-    return outcome
 
 
 def _in_place(known: PatchStatus, application: Application, patch: Patch | None, params: Params | None) -> PatchStatus:

@@ -10,24 +10,33 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from patcher.errors import NotPermitted, Surroundings, TargetNotFound
+from patcher.errors import NotPermitted, Surroundings, TargetNotFound, UsageError
 
 PACKAGE = "sglang"
 LEDGER = ".sglang-patch"
 TARGET_VARIABLE = "SGLANG_PATCH_TARGET"
 
-_FIND = "import sys, importlib.util as u; sys.path[:1] = []; s = u.find_spec('sglang'); print((s and s.origin) or '')"
+# What an interpreter is asked. Its start-up may print too, so each answer is on a line with a mark; the working
+# directory, which `-c` puts first as an empty entry, is not where an installed program would look.
+_MARK = "\x1fsglang-patch "
+_ASK = f"import sys; sys.path[:] = [p for p in sys.path if p]; tell = lambda t: print(chr(10) + {_MARK!r} + str(t)); "
+_FIND = f"{_ASK}import importlib.util as u; s = u.find_spec('sglang'); tell((s and s.origin) or '')"
+_SITE = f"{_ASK}import sysconfig; tell(sysconfig.get_path('purelib')); tell(sysconfig.get_path('platlib'))"
 
 
 @dataclass(frozen=True)
 class Target:
-    """One SGLang source tree: `path` is the directory of the `sglang` package, with symbolic links resolved."""
+    """One SGLang source tree: `path` is the directory of the `sglang` package, with symbolic links resolved.
+
+    `interpreter` is the Python that it was found through, if it was.
+    """
 
     path: Path
+    interpreter: str | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def find(
@@ -42,11 +51,25 @@ class Target:
         A path may be the package, its parent (site-packages, `python/`), a checkout's root or a virtual environment.
         Raises TargetNotFound, saying where it looked.
         """
-        if path is None and python is None:
-            path = environ.get(TARGET_VARIABLE) or None
+        if path is None and python is None and environ.get(TARGET_VARIABLE):
+            try:
+                return cls.find(environ[TARGET_VARIABLE])
+            except (TargetNotFound, NotPermitted) as error:
+                error.hint = f"it was named by {TARGET_VARIABLE}: check that variable, or name another with --target"
+                raise
+        if "" in (path, python):
+            raise UsageError("an empty name is no target", hint="is a variable unset in the command that you typed?")
         if path is not None:
-            return cls(_package_at(Path(path)))
-        return cls(_package_of(str(python)) if python is not None else _package_here())
+            return cls(_package_at(Path(path)), _interpreter_in(Path(path)))
+        if python is not None:
+            return cls(_package_of(str(python)), str(python))
+        return cls(_package_here(), sys.executable)
+
+    def site_packages(self) -> list[Path]:
+        """Where the packages are that are installed beside this SGLang: those of its interpreter, or its own parent."""
+        if self.interpreter is None:
+            return [self.path.parent] if self.dist_info else []
+        return list(dict.fromkeys(Path(line) for line in _ask(self.interpreter, _SITE) if Path(line).is_dir()))
 
     def read(self, relative: str) -> bytes | None:
         """The bytes of a file of the package, or None where there is none.
@@ -141,15 +164,22 @@ class Target:
         return described
 
 
+def _interpreter_in(path: Path) -> str | None:
+    """The interpreter of a virtual environment, or None for any other path."""
+    python = path.expanduser() / "bin" / "python"
+    return str(python) if os.access(python, os.X_OK) else None
+
+
 def _is_package(path: Path) -> bool:
     return (path / "__init__.py").is_file() and (path / "srt").is_dir()
 
 
 def _package_at(path: Path) -> Path:
     """The `sglang` package that a path means."""
-    path = path.expanduser()
     places = [path, path / PACKAGE, path / "python" / PACKAGE]
     try:
+        path = path.expanduser()
+        places = [path, path / PACKAGE, path / "python" / PACKAGE]
         if not path.exists():
             raise TargetNotFound(
                 "there is nothing at this path", where=str(path), hint="check the spelling of --target"
@@ -161,9 +191,10 @@ def _package_at(path: Path) -> Path:
             if _is_package(place)
         ]
     except PermissionError as error:
-        raise NotPermitted(
-            "cannot look into it: permission denied", where=str(path), hint="run as another user"
-        ) from error
+        raise _closed(path) from error
+    except (OSError, RuntimeError, ValueError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise TargetNotFound(f"this cannot be a path: {said}", where=str(path), hint="check --target") from error
     distinct = sorted({place.resolve() for place in found})
     if len(distinct) > 1:
         raise TargetNotFound(
@@ -189,7 +220,10 @@ def _package_at(path: Path) -> Path:
 def _what_is_at(path: Path) -> str:
     if not path.is_dir():
         return "a file, not a directory"
-    names = sorted(entry.name for entry in path.iterdir())
+    try:
+        names = sorted(entry.name for entry in path.iterdir())
+    except PermissionError as error:
+        raise _closed(path) from error
     return (
         f"a directory with {', '.join(names[:6])}{', ...' if len(names) > 6 else ''}" if names else "an empty directory"
     )
@@ -197,8 +231,22 @@ def _what_is_at(path: Path) -> str:
 
 def _package_of(python: str) -> Path:
     """The `sglang` package that another interpreter would import; it is asked, and does not import it."""
+    origin = next(iter(_ask(python, _FIND)), "")
+    if not origin or not _is_package(Path(origin).parent):
+        raise TargetNotFound(
+            "this interpreter has no SGLang installed", where=python, hint=f"{python} -m pip install {PACKAGE}"
+        )
+    return Path(origin).parent.resolve()
+
+
+def _closed(path: Path) -> NotPermitted:
+    return NotPermitted("cannot look into it: permission denied", where=str(path), hint="run as a user that may")
+
+
+def _ask(python: str, question: str) -> list[str]:
+    """An interpreter's answers; raises Surroundings where it cannot be run."""
     try:
-        asked = subprocess.run([python, "-c", _FIND], capture_output=True, text=True, timeout=60, check=False)
+        asked = subprocess.run([python, "-c", question], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Surroundings(
             f"cannot run this interpreter: {error}", where=python, hint="give --python the path of a Python executable"
@@ -210,12 +258,7 @@ def _package_of(python: str) -> Path:
             found=(asked.stderr.strip().splitlines() or ["no message"])[-1],
             hint="give --python the path of a Python executable",
         )
-    origin = asked.stdout.strip()
-    if not origin or not _is_package(Path(origin).parent):
-        raise TargetNotFound(
-            "this interpreter has no SGLang installed", where=python, hint=f"{python} -m pip install {PACKAGE}"
-        )
-    return Path(origin).parent.resolve()
+    return [line[len(_MARK) :] for line in asked.stdout.splitlines() if line.startswith(_MARK)]
 
 
 def _package_here() -> Path:

@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -38,6 +38,7 @@ def locked(target: Target, ledger: Ledger, timeout: float) -> Iterator[None]:
 
     Raises LockHeld, naming the holder, and NotPermitted or Surroundings where no lock can be made.
     """
+    ledger.require_ours()
     try:
         ledger.path.mkdir(parents=True, exist_ok=True)
         ignore = ledger.path / ".gitignore"
@@ -239,21 +240,44 @@ def _end_journal(ledger: Ledger) -> None:
 
 
 def set_aside_if_damaged(ledger: Ledger) -> str | None:
-    """Move a ledger that cannot be read out of the way, holding the lock; one sentence on it, or None."""
+    """Move what cannot be read of a ledger out of the way, holding the lock; one sentence on it, or None."""
+    for stale in ledger.path.glob("refs/**/*.lock"):
+        stale.unlink()  # a git that was killed left it: nobody else writes here while the lock is held
     try:
         ledger.manifest()
-        return None
     except LedgerDamaged as error:
-        aside = next(
-            ledger.path / f".damaged-{n}" for n in range(1, 10**6) if not (ledger.path / f".damaged-{n}").exists()
-        )
-        aside.mkdir()
-        kept = {ledger.lock.name, HOLDER, ".gitignore", aside.name}
-        for entry in sorted(ledger.path.iterdir()):
-            if entry.name not in kept and not entry.name.startswith(".damaged-"):
-                entry.rename(aside / entry.name)
-        fsync_directory(ledger.path)
+        kept = {ledger.lock.name, HOLDER, ".gitignore"}
+        entries = [
+            one for one in ledger.path.iterdir() if one.name not in kept and not one.name.startswith(".damaged-")
+        ]
+        aside = _set_aside(ledger.path, entries)
         return f"the record could not be read ({error.found or error.message}) and is set aside in {aside}"
+    try:
+        if ledger.interrupted():
+            _journal(ledger)
+    except LedgerDamaged as error:
+        aside = _set_aside(ledger.path, [ledger.journal])
+        return f"the journal could not be read ({error.found}) and is set aside in {aside}"
+    return None
+
+
+def _set_aside(folder: Path, entries: Iterable[Path]) -> Path:
+    """Move entries of a directory into a new one inside it."""
+    aside = next(one for one in (folder / f".damaged-{n}" for n in range(1, 10**6)) if not one.exists())
+    aside.mkdir()
+    for entry in entries:
+        entry.rename(aside / entry.name)
+    fsync_directory(folder)
+    return aside
+
+
+def set_aside_a_file(ledger: Ledger) -> None:
+    """Make a directory where a file is in the ledger's place, and keep the file in it."""
+    if ledger.path.is_file():
+        aside = beside(ledger.path)
+        ledger.path.rename(aside)
+        ledger.path.mkdir()
+        _set_aside(ledger.path, [aside])
 
 
 def recover(target: Target, ledger: Ledger) -> str | None:
@@ -261,10 +285,10 @@ def recover(target: Target, ledger: Ledger) -> str | None:
 
     Raises LedgerDamaged where a file is neither as before nor as after the operation.
     """
-    if not ledger.journal.exists():
+    if not ledger.interrupted():
         return None
     journal = _journal(ledger)
-    pending = [_Pending(**fields) for fields in journal["files"]]
+    pending: list[_Pending] = journal["files"]
     if ledger.head() == journal["new_head"]:
         ledger.copy_manifest()
         _end_journal(ledger)
@@ -291,10 +315,15 @@ def _replaced(ledger: Ledger, commit: str, one: _Pending) -> bytes | None:
 
 def _journal(ledger: Ledger) -> dict[str, Any]:
     try:
-        return dict(json.loads(ledger.journal.read_bytes()))
-    except (OSError, ValueError) as error:
+        journal = dict(json.loads(ledger.journal.read_bytes()))
+        journal["files"] = [_Pending(**fields) for fields in journal["files"]]
+        return {name: journal[name] for name in ("old_head", "new_head", "files")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise LedgerDamaged(
-            "the journal of an interrupted operation cannot be read", where=str(ledger.journal), found=str(error)
+            "the journal of an interrupted operation cannot be read",
+            where=str(ledger.journal),
+            found=f"{type(error).__name__}: {error}",
+            hint="sglang-patch repair",
         ) from error
 
 

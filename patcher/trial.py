@@ -22,10 +22,10 @@ from patcher.errors import PatcherError, Surroundings, TargetNotFound, UsageErro
 from patcher.manifest import Manifest, sha256
 from patcher.patch import State
 from patcher.plan import Plan, Request, plan_apply
+from patcher.proof import Verified
 from patcher.source import parses, scope_at, syntax
 from patcher.survey import PatchStatus, Survey
 from patcher.target import LEDGER, PACKAGE, Target
-from patcher.verify import Verified
 
 Report = Callable[[str], None]
 _VERSION = re.compile(r"\d+(\.\d+)+[\w.+-]*")

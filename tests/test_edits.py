@@ -169,7 +169,7 @@ EDITS: dict[str, Edit] = {
 LAYOUTS: dict[str, Callable[[str], str]] = {
     "a gap": lambda text: text,
     "no gap": lambda text: text.replace(AUTO + "\n", AUTO).replace("\n\n\nEntryClass", "\nEntryClass"),
-    "the end": lambda text: text.partition("\n\n\nEntryClass")[0],
+    "the end": lambda text: text.partition("\n\nEntryClass")[0],
 }
 
 
@@ -288,6 +288,27 @@ def test_an_edit_of_the_patched_lines_is_refused(
     assert path.read_text() == base
 
 
+def test_another_patch_goes_in_and_out_beside_an_edited_one(
+    fixture_tree: Tree, local_patches: Path, command: Command
+) -> None:
+    package = fixture_tree("classic")
+    path = package / ENGINE
+    base = path.read_text()
+    run = [package, "--patches", local_patches]
+    assert command(*run, "apply", NCCL, "elsewhere").code == 0
+    path.write_text(path.read_text().replace('"NCCL_BUFFSIZE", "16777216"', '"NCCL_BUFFSIZE", "4194304"'))
+    edited = path.read_text()
+    assert command(*run, "apply", "add-import").code == 0
+    assert states(package, local_patches)[NCCL] == "drifted"
+    assert states(package, local_patches)["add-import"] == "applied"
+    assert command(*run, "revert", "add-import").code == 0
+    assert path.read_text() == edited
+    assert command(*run, "revert", "elsewhere").code == 0
+    path.write_text(path.read_text().replace("4194304", "16777216"))
+    assert command(*run, "revert", "--all").code == 0
+    assert path.read_text() == base
+
+
 # Patches on patches.
 
 
@@ -373,10 +394,12 @@ def test_an_edit_beside_a_line_that_is_there_more_than_once(
 
 # Any set of patches, in any order, among any edits.
 
+SHIPPED = (TREES / "classic" / "sglang" / ENGINE).read_text()
+# Lines to edit beside: whole ones that nothing else contains, and that no patch of this file replaces.
 LINES = [
     line
-    for line in (TREES / "classic" / "sglang" / ENGINE).read_text().splitlines(keepends=True)
-    if line.strip() and (TREES / "classic" / "sglang" / ENGINE).read_text().count(line) == 1 and line != ULIMIT
+    for line in SHIPPED.splitlines(keepends=True)
+    if len(line.strip()) > 5 and SHIPPED.count(line) == 1 and line != ULIMIT
 ]
 edits = st.lists(st.tuples(st.sampled_from(LINES), st.sampled_from(["above", "below"])), max_size=3)
 subsets = st.lists(st.sampled_from(IN_ENGINE), min_size=1, unique=True)
@@ -408,9 +431,6 @@ class Model:
     def revert(self, *ids: str) -> Result:
         return revert(place(self.package, self.patches), ids)
 
-    def digest(self) -> str:
-        return status(place(self.package, self.patches)).digest
-
 
 def applied(result: Result) -> set[str]:
     return {one.id for one in result.status.patches if one.state == "applied"}
@@ -425,7 +445,7 @@ def model(local_patches: Path) -> Callable[[str], Model]:
     return fresh
 
 
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=6)
 @given(st.data())
 def test_edits_between_the_steps_are_kept(model: Callable[[str], Model], data: st.DataObject) -> None:
     ids = data.draw(subsets, "apply")
@@ -445,7 +465,7 @@ def test_edits_between_the_steps_are_kept(model: Callable[[str], Model], data: s
         assert tree.path.read_text() == tree.without
 
 
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=6)
 @given(st.data())
 def test_the_order_of_commands_leaves_no_trace(model: Callable[[str], Model], data: st.DataObject) -> None:
     """One by one, all at once, or with more that are taken out again: the same bytes and the same digest."""
@@ -455,14 +475,14 @@ def test_the_order_of_commands_leaves_no_trace(model: Callable[[str], Model], da
         first, second = model(one), model(other)
         first.edit(before)
         second.edit(before)
-        done(first.apply(*ids))
+        once = done(first.apply(*ids))
         for name in data.draw(st.permutations([*ids, *(name for name in also if name not in ids)]), "order"):
-            done(second.apply(name))
+            last = done(second.apply(name))
         for name in also:
             if name not in ids:
-                done(second.revert(name))
+                last = done(second.revert(name))
         assert first.path.read_bytes() == second.path.read_bytes()
-        assert first.digest() == second.digest()
+        assert once.status.digest == last.status.digest
         done(first.revert())
         done(second.revert())
         assert first.path.read_text() == second.path.read_text() == first.without
@@ -730,7 +750,7 @@ DEEP: dict[str, Callable[[int], str]] = {
 }
 
 
-@pytest.mark.parametrize("depth", [150, 300, 450, 900])
+@pytest.mark.parametrize("depth", [150, 300, 900])
 @pytest.mark.parametrize("form", DEEP)
 def test_a_file_too_deep_for_libcst(form: str, depth: int, fixture_tree: Tree, command: Command) -> None:
     """It is patched, or named with the LibCST version and left alone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shlex
@@ -571,9 +572,6 @@ DAMAGED: dict[str, Callable[[Path], object]] = {
         shutil.rmtree(ledger / "objects"),
         (ledger / "manifest.json").unlink(),
     ),
-    "the record is of a newer schema": lambda ledger: (ledger / "manifest.json").write_text(
-        json.dumps({"commit": head(ledger)}) + '\n{"schema": 2, "more": []}\n'
-    ),
     "the journal is garbage": lambda ledger: (ledger / "journal.json").write_bytes(b"\xff{"),
     "the journal is of something else": lambda ledger: (ledger / "journal.json").write_text("[1, 2]\n"),
     "it is a file": lambda ledger: (shutil.rmtree(ledger), ledger.write_text("not a folder\n")),
@@ -594,10 +592,21 @@ def test_damage_is_said_and_nothing_is_changed(name: str, applied: Path) -> None
     assert contents(applied) == patched
 
 
-REPAIRABLE = [name for name in DAMAGED if name not in ("the record is of a newer schema",)]
+def test_a_record_of_a_newer_version_is_said_and_kept(applied: Path) -> None:
+    ledger = applied / ".sglang-patch"
+    record = b'{"schema": 2, "more": []}\n'
+    first = json.dumps({"commit": head(ledger), "sha256": hashlib.sha256(record).hexdigest()})
+    (ledger / "manifest.json").write_bytes(first.encode() + b"\n" + record)
+    before = contents(applied, ledger=True)
+    for words in ("check", "status", "apply", "revert --all", "repair"):
+        done = run("--target", applied, *words.split(), "--json")
+        error = json.loads(done.stdout)["error"]
+        assert (done.returncode, error["kind"]) == (4, "ledger-too-new")
+        assert "upgrade" in error["hint"]
+    assert contents(applied, ledger=True).items() >= before.items()
 
 
-@pytest.mark.parametrize("name", REPAIRABLE)
+@pytest.mark.parametrize("name", DAMAGED)
 def test_repair_rebuilds_what_the_bytes_prove(name: str, applied: Path) -> None:
     DAMAGED[name](applied / ".sglang-patch")
     patched = contents(applied)

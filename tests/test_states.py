@@ -76,8 +76,10 @@ class Prompt:
         told = self("check", patch_id)
         assert told.code == checked.code
         assert one["state"] in told.out
-        for field in () if in_place else ("reason", "where", "hint"):
-            assert one[field] is None or one[field] in told.out
+        if not in_place:
+            assert (one["reason"] or "") in told.out
+            assert (one["where"] or "") in told.out
+            assert [word for word in (one["hint"] or "").split() if word not in told.out] == []
         if one["reason"]:
             assert one["reason"] in self("status").out
         assert snapshot(self.package) == before
@@ -170,6 +172,33 @@ def test_the_document_of_status(wheel_tree: Tree, prompt: At) -> None:
     assert document["digest"] != before["digest"]
     assert document["ledger"]["path"] == str(type_.package / ".sglang-patch")
     assert (before["ledger"]["head"], len(document["ledger"]["head"])) == (None, 40)
+
+
+def test_the_digest_is_of_what_is_applied_and_of_nothing_else(fixture_tree: Tree, prompt: At) -> None:
+    """Equal for the same patches on two hosts; another one for other parameters, bytes or another SGLang."""
+
+    def digest(*commands: Sequence[str], version: str = "0.5.9", text: str = "") -> str:
+        type_ = prompt(fixture_tree("classic"))
+        (type_.package / "version.py").write_text(f'__version__ = "{version}"\n')
+        with (type_.package / ENGINE).open("a") as engine:
+            engine.write(text)
+        assert [type_(*command).code for command in commands] == [0] * len(commands)
+        return str(type_("status", "--json").document["digest"])
+
+    usual = digest(["apply"])
+    assert usual == digest(["apply", EAGLE], ["apply", NCCL])
+    assert usual == digest(["apply", NCCL, "--profile", "pcie-throughput"], ["revert", "--all"], ["apply"])
+    assert usual == digest(["apply"], ["revert", NCCL], ["apply", NCCL, "--profile", "pcie-latency"])
+    others = [
+        digest(),
+        digest(["apply", NCCL]),
+        digest(["apply", EAGLE]),
+        digest(["apply"], ["apply", NCCL, "--profile", "pcie-throughput"]),
+        digest(["apply"], ["apply", NCCL, "--set", "NCCL_NTHREADS=256"]),
+        digest(["apply"], version="0.5.8"),
+        digest(["apply"], text="# ours\n"),
+    ]
+    assert len({usual, *others}) == 1 + len(others)
 
 
 def test_upstream(wheel_tree: Tree, prompt: At) -> None:
@@ -367,6 +396,17 @@ def test_drifted_by_an_edit(patch_id: str, old: str, new: str, found: str, fixtu
 
     path.write_bytes(applied)
     assert type_.look(patch_id)["state"] == "applied"
+
+
+def test_diff_shows_the_edit(fixture_tree: Tree, prompt: At) -> None:
+    """It is what the hint of an edited patch says to type."""
+    type_ = prompt(fixture_tree("classic"))
+    type_("apply")
+    edit(type_.package / ENGINE, CHANNELS, CHANNELS.replace("16", "8"))
+    hint = type_.look(NCCL)["hint"]
+    shown = type_.type_hint(hint.partition(",")[0]).out
+    assert f"-{CHANNELS}+{CHANNELS.replace('16', '8')}" in shown
+    assert KIMI not in shown
 
 
 @pytest.mark.parametrize("patch_id", [NCCL, EAGLE])
@@ -569,6 +609,21 @@ def test_an_upgrade_and_a_downgrade_in_place(wheel_tree: Tree, prompt: At) -> No
     assert type_("check").code == 0
 
 
+def test_lost_stays_lost_when_another_patch_is_put_back(fixture_tree: Tree, prompt: At) -> None:
+    type_ = prompt(fixture_tree("classic"))
+    base = {path: (type_.package / path).read_text() for path in (ENGINE, KIMI)}
+    type_("apply")
+    for path, text in base.items():
+        (type_.package / path).write_text("# a new release\n" + text)
+    (type_.package / "version.py").write_text('__version__ = "0.5.9.post1"\n')
+    assert type_.states() == {NCCL: "lost", EAGLE: "lost"}
+    assert type_("apply", EAGLE).code == 0
+    one = type_.look(NCCL)
+    assert (one["state"], one["reason"]) == ("lost", "SGLang 0.5.9 was patched, and this is 0.5.9.post1")
+    assert type_("apply").code == 0
+    assert type_("check").code == 0
+
+
 def git(checkout: Path, *arguments: str) -> str:
     identity = ["-c", "user.name=somebody", "-c", "user.email=somebody@localhost"]
     return subprocess.run(
@@ -764,11 +819,33 @@ def test_conflict(patch_id: str, old: str, new: str, reason: str, line: str, fix
     for command in (["apply"], ["apply", patch_id], ["apply", NCCL, EAGLE]):
         refused = type_(*command, "--json")
         assert (refused.code, refused.document["error"]["code"]) == (3, 3)
-        assert refused.document["error"]["where"] == one["where"]
+        assert refused.document["error"]["where"].endswith(one["where"])
         assert f"{type_.package}/{one['where']}" in refused.err
         assert one["reason"] in refused.err
         assert snapshot(type_.package) == untouched
     assert type_("revert", "--all").code == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new"),
+    [
+        (ENGINE, AUTO, START + AUTO),
+        (ENGINE, AUTO, "    if server_args is None:\n        return\n" + AUTO),
+        (ENGINE, "import os\n", "import os\nimport (\n"),
+        (KIMI, "self.language_model = Deep", "self.text_model = Deep"),
+    ],
+)
+def test_every_refusal_says_what_to_do(path: str, old: str, new: str, fixture_tree: Tree, prompt: At) -> None:
+    """The file and the line, what was looked for, what was found, what to type next."""
+    type_ = prompt(fixture_tree("classic"))
+    edit(type_.package / path, old, new)
+    text = (type_.package / path).read_text()
+    (type_.package / path).write_text(text.replace("self.language_model", "self.text_model") if path == KIMI else text)
+    refused = type_("apply", NCCL if path == ENGINE else EAGLE, "--json")
+    assert refused.code == 3
+    error = refused.document["error"]
+    assert re.search(re.escape(path) + ":[0-9]+$", error["where"])
+    assert [name for name in ("message", "expected", "found", "hint") if not error.get(name)] == []
 
 
 def test_conflict_because_the_place_is_missing(fixture_tree: Tree, prompt: At) -> None:

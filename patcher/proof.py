@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from patcher.errors import UsageError
 from patcher.hunks import take_out_found
 from patcher.launchers import LaunchPath, launch_paths
 from patcher.patch import Patch, State
@@ -43,8 +43,9 @@ class Verified:
 
     @property
     def passed(self) -> bool:
-        """Whether every probe saw what it expected, and nothing in the tree replaces the patched function."""
-        return self.reason is None and not self.rebound and all(probe.passed for probe in self.probes)
+        """Whether it is in place, every probe saw what it expected, and nothing in the tree replaces the function."""
+        in_place = self.status.state in (State.APPLIED, State.UPSTREAM)
+        return in_place and self.reason is None and not self.rebound and all(probe.passed for probe in self.probes)
 
 
 def verify_patch(
@@ -81,11 +82,17 @@ def verify_patch(
 
 
 def scan_environment(target: Target, patches: Sequence[Patch], files: Mapping[str, str]) -> list[Rebinding]:
-    """The packages installed beside SGLang, or beside this program, that replace a patched function at run time.
+    """The packages installed beside SGLang that replace a patched function at run time.
 
-    `files` are the patched files by the patches' ids.
+    `files` are the patched files by the patches' ids. Raises UsageError where it is not known what is installed.
     """
-    beside = [target.path.parent] if target.dist_info else [Path(sysconfig.get_path("purelib"))]
+    beside = target.site_packages()
+    if not beside:
+        raise UsageError(
+            "it is not known in which environment this SGLang runs, so there is nothing to scan",
+            where=str(target.path),
+            hint="name its interpreter: sglang-patch --python /path/to/venv/bin/python verify --scan-environment",
+        )
     names = {
         f"{PACKAGE}.{files[one.id].removesuffix('.py').replace('/', '.')}": one.function
         for one in patches

@@ -1,19 +1,20 @@
 """Rebuild what the bytes prove: the record of patches that are in the source, but not in the ledger.
 
 A patch's code is proved to be ours by taking it out and putting it in again: if the transform, run on the file without
-those lines, gives the very file, then the lines are what it inserts, and the file without them is the base.
+those lines, inserts the very same lines in the same function or class, then the file without them is the base.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from patcher.hunks import between
+from patcher.attempt import attempt
+from patcher.hunks import Hunk, between
 from patcher.manifest import Application, AppliedFile
 from patcher.patch import Edit, Params, Patch, Rewritten
 from patcher.plan import Action, Plan, Step, manifest_of
 from patcher.source import Source
-from patcher.survey import REPAIR, Survey, attempt, marked
+from patcher.survey import REPAIR, Survey, marked
 
 
 def plan_repair(survey: Survey) -> Plan:
@@ -63,9 +64,16 @@ def _proved_file(survey: Survey, patch: Patch, edit: Edit, params: Params) -> Ap
     data = survey.text(path) or b""
     for base in _without(data, patch, edit, params):
         outcome = attempt(edit, Source(path, base), params)
-        if isinstance(outcome, Rewritten) and outcome.source.data == data:
-            return AppliedFile(path, between(base, data))
+        if isinstance(outcome, Rewritten):
+            there, made = between(base, data), between(base, outcome.source.data)
+            if [_content(hunk) for hunk in there] == [_content(hunk) for hunk in made]:
+                return AppliedFile(path, there)
     return None
+
+
+def _content(hunk: Hunk) -> tuple[bytes, str]:
+    """What a hunk inserts and where: other lines beside it may have moved it within its class or function."""
+    return hunk.after.strip(b"\r\n"), hunk.scope
 
 
 def _without(data: bytes, patch: Patch, edit: Edit, params: Params) -> Iterator[bytes]:
