@@ -21,7 +21,8 @@ def attempt(edit: Edit, source: Source, params: Params) -> Outcome:
         outcome: object = edit.rewrite(source, params)
     except Unparsable as error:
         reason = f"the file cannot be rewritten: {error.reason}"
-        return Finding(State.CONFLICT, reason, line=error.line, path=source.path)
+        expected, found = "Python that LibCST can parse and give back unchanged", error.reason
+        return Finding(State.CONFLICT, reason, error.line, expected, found, source.path)
     except PatcherError:
         raise
     except Exception as error:  # noqa: BLE001 (one patch author's fault must not hide the other patches)

@@ -45,6 +45,15 @@ class PatchStatus:
 REPAIR = "sglang-patch repair"
 
 
+def _advice(patch: Patch, finding: Finding) -> str | None:
+    """What to type about a patch that cannot be applied, where its transform does not say."""
+    if finding.state is State.CONFLICT:
+        return f"sglang-patch show {patch.id}, and change the file there, or apply the other patches by name"
+    if finding.state is State.ABSENT:
+        return f"sglang-patch show {patch.id}   (says which releases it is for)"
+    return None
+
+
 def marked(data: bytes | None, patch_id: str) -> int | None:
     """The offset at which a comment names a patch as the one that its lines belong to, or None."""
     found = re.search(rb"# *sglang-patch: " + re.escape(patch_id.encode()) + rb"(?![\w:.-])", data or b"")
@@ -208,7 +217,7 @@ class Survey:
             where=where,
             expected=outcome.expected,
             found=outcome.found,
-            hint=outcome.hint,
+            hint=outcome.hint or _advice(patch, outcome),
         )
 
     def wanted(self, patch: Patch) -> tuple[str | None, Params]:
@@ -271,8 +280,14 @@ class Survey:
         anchor = edit.anchor.encode()
         with_anchor = [path for path in there if anchor in (self.text(path) or b"")]
         elsewhere = with_anchor or list(self.target.containing(anchor))
-        if len(elsewhere) > 1 and not with_anchor:
-            return Finding(State.CONFLICT, f"{edit.anchor!r} is in more than one file", found=", ".join(elsewhere))
+        if len(elsewhere) > 1:
+            reason, found = (
+                f"{edit.anchor!r} is in more than one file, and which one counts is not certain",
+                ", ".join(elsewhere),
+            )
+            return Finding(
+                State.CONFLICT, reason, path=elsewhere[0], expected=f"{edit.anchor!r} in one file", found=found
+            )
         if not elsewhere:
             reason = edit.missing or f"this SGLang has no {edit.anchor!r}"
             return Finding(State.ABSENT, reason, path=there[0] if there else None)

@@ -117,13 +117,15 @@ def _both(names: Sequence[str]) -> list[str]:
 
 def _unusable(module: cst.Module, node: cst.ClassDef, to: str | None) -> Finding | None:
     if not isinstance(node.body, cst.IndentedBlock):
-        return Finding(State.CONFLICT, f"{node.name.value} has its body on one line", line=line_of(module, node))
+        reason = f"{node.name.value} has its body on one line"
+        return Finding(State.CONFLICT, reason, line_of(module, node), "an indented body", "a body behind the colon")
     if to and not any(isinstance(one, cst.Attribute) and dotted(one) == f"self.{to}" for one in walk(node)):
         return Finding(
             State.CONFLICT,
             f"{node.name.value} never mentions self.{to}, to which the methods would delegate",
             line=line_of(module, node),
             expected=f"self.{to} = ... in {node.name.value}",
+            found=f"no self.{to}",
         )
     return None
 

@@ -98,10 +98,10 @@ def _already(
 def _unusable(module: cst.Module, node: cst.FunctionDef, environ: frozenset[str]) -> Finding | None:
     if not isinstance(node.body, cst.IndentedBlock):
         reason = f"{node.name.value} has its body on one line"
-        return Finding(State.CONFLICT, reason, line=line_of(module, node), expected="an indented body")
+        return Finding(State.CONFLICT, reason, line_of(module, node), "an indented body", "a body behind the colon")
     if _spelled(module, environ) is None:
         reason = "the module does not import os, which the block uses"
-        return Finding(State.CONFLICT, reason, line=1, expected="import os")
+        return Finding(State.CONFLICT, reason, 1, "import os, or from os import environ", "neither")
     return None
 
 
@@ -141,6 +141,7 @@ def _no_place(
             f"{name} sets no {names} variable, after which the block would go",
             line=line_of(module, node),
             expected=f'os.environ["{defaults.prefixes[0]}..."] = ... in its body',
+            found="none",
         )
     last = settings[-1]
     call = next((n for n, one in enumerate(body) if _calls(one, defaults.before_call)), None)
@@ -159,6 +160,7 @@ def _no_place(
             f"{name} can return before the place of the block",
             line=line_of(module, leaving[0]),
             expected=f"no return before the last {names} setting at line {line_of(module, body[last])}",
+            found="a return statement",
         )
     return None
 
