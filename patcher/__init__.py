@@ -10,68 +10,40 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from patcher.api import (
-        Check as Check,
-    )
-    from patcher.api import (
-        Result as Result,
-    )
-    from patcher.api import (
-        Status as Status,
-    )
-    from patcher.api import (
-        Workplace as Workplace,
-    )
-    from patcher.api import (
         apply as apply,
-    )
-    from patcher.api import (
         check as check,
-    )
-    from patcher.api import (
         diff as diff,
-    )
-    from patcher.api import (
         log as log,
-    )
-    from patcher.api import (
         preview as preview,
-    )
-    from patcher.api import (
+        repair as repair,
         revert as revert,
-    )
-    from patcher.api import (
         status as status,
+        verify as verify,
     )
     from patcher.errors import PatcherError as PatcherError
     from patcher.patch import (
         Edit as Edit,
-    )
-    from patcher.patch import (
         Example as Example,
-    )
-    from patcher.patch import (
         Finding as Finding,
-    )
-    from patcher.patch import (
         Patch as Patch,
-    )
-    from patcher.patch import (
         Profile as Profile,
-    )
-    from patcher.patch import (
         Rewritten as Rewritten,
-    )
-    from patcher.patch import (
         State as State,
+    )
+    from patcher.results import (
+        Check as Check,
+        Result as Result,
+        Status as Status,
+        Verification as Verification,
+        Workplace as Workplace,
     )
     from patcher.target import Target as Target
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "patcher.api": (
-        "Check Result Status Verification Workplace apply check diff log preview repair revert status verify"
-    ),
+    "patcher.api": "apply check diff log preview repair revert status verify",
+    "patcher.results": "Check Result Status Verification Workplace",
     "patcher.errors": "PatcherError",
     "patcher.patch": "Edit Example Finding Patch Profile Rewritten State",
     "patcher.target": "Target",

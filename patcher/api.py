@@ -11,120 +11,24 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from patcher import unidiff
-from patcher.catalog import Catalog, collect
 from patcher.errors import LedgerDamaged, UsageError
-from patcher.ledger import Ledger
 from patcher.manifest import Manifest
-from patcher.patch import NO_PARAMS, Params, State
-from patcher.survey import PatchStatus, Survey
-from patcher.target import LEDGER, Target
+from patcher.patch import NO_PARAMS, Params
+from patcher.record import diffs, message
+from patcher.results import Check, Result, Status, Verification, Workplace
+from patcher.survey import Survey
+from patcher.target import Target
 
 if TYPE_CHECKING:
     from patcher.launchers import LaunchPath
     from patcher.ledger import Entry
     from patcher.plan import Plan, Request
-    from patcher.proof import Verified
-    from patcher.rebinding import Rebinding
 
 T = TypeVar("T")
 Report: TypeAlias = Callable[[str], None]
-LOCK_TIMEOUT = 60.0
-
-
-@dataclass(frozen=True)
-class Workplace:
-    """A target with the catalog and the ledger that belong to it; `lock_timeout` is in seconds."""
-
-    target: Target
-    catalog: Catalog
-    ledger: Ledger
-    lock_timeout: float = LOCK_TIMEOUT
-
-    @classmethod
-    def of(
-        cls,
-        target: Target,
-        *,
-        catalog: Catalog | None = None,
-        patches: Sequence[Path] = (),
-        ledger: Path | None = None,
-        lock_timeout: float = LOCK_TIMEOUT,
-    ) -> Workplace:
-        """The target with the built-in catalog and the patches of more directories, and its own or another ledger."""
-        return cls(
-            target, (catalog or collect(patches)).on(target), Ledger(ledger or target.path / LEDGER), lock_timeout
-        )
-
-
-@dataclass(frozen=True)
-class Status:
-    """Every known patch and its state, the digest of what is applied, the ledger's path and branch."""
-
-    target: Target
-    patches: tuple[PatchStatus, ...]
-    digest: str
-    ledger: Path
-    head: str | None
-
-    def __getitem__(self, patch_id: str) -> PatchStatus:
-        return next(one for one in self.patches if one.id == patch_id)
-
-
-@dataclass(frozen=True)
-class Check:
-    """What was checked and whether all of it is in place; `by_name` are the patches that were asked for by name."""
-
-    target: Target
-    patches: tuple[PatchStatus, ...]
-    by_name: frozenset[str]
-
-    @property
-    def missing(self) -> tuple[PatchStatus, ...]:
-        """The patches that are not in place."""
-        return tuple(one for one in self.patches if not one.state.in_place(by_name=one.id in self.by_name))
-
-    @property
-    def in_place(self) -> bool:
-        """Whether everything that was checked is in place."""
-        return not self.missing
-
-
-@dataclass(frozen=True)
-class Verification:
-    """A check, and per patch what its probes saw when the code was run.
-
-    `rebinders` are installed packages that replace a patched function at run time, looked for in `scanned`.
-    """
-
-    check: Check
-    patches: tuple[Verified, ...]
-    rebinders: tuple[Rebinding, ...] = ()
-    scanned: tuple[Path, ...] = ()
-
-    @property
-    def passed(self) -> bool:
-        """Whether everything is in place and has its effect."""
-        seen = [one for one in self.patches if one.status.state is not State.ABSENT]
-        return self.check.in_place and all(one.passed for one in seen)
-
-
-@dataclass(frozen=True)
-class Result:
-    """What `apply` or `revert` did: the plan, whether it was carried out, the commit that records it.
-
-    `recovered` says what was done about an interrupted operation that was found first.
-    """
-
-    plan: Plan
-    done: bool
-    commit: str | None
-    status: Status
-    recovered: str | None = None
 
 
 def _silent(text: str) -> None:
@@ -316,21 +220,21 @@ def repair(target: Target | Workplace) -> Result:
     A ledger that cannot be read is set aside, whole, as `.damaged-N` beside the new one; nothing of it is deleted. No
     file of SGLang changes, unless an interrupted operation is rolled back.
     """
-    from patcher import transaction
+    from patcher import recovery, transaction
     from patcher.rebuild import plan_repair
 
     place = _workplace(target)
-    transaction.set_aside_a_file(place.ledger)
+    recovery.set_aside_a_file(place.ledger)
     with transaction.locked(place.target, place.ledger, place.lock_timeout):
-        aside = transaction.set_aside_if_damaged(place.ledger)
-        recovered = transaction.recover(place.target, place.ledger)
+        aside = recovery.set_aside_if_damaged(place.ledger)
+        recovered = recovery.recover(place.target, place.ledger)
         survey = _survey(place)
         planned = plan_repair(survey)
         commit = None
         if planned.does_something:
             transaction.check_writable(place.target, place.ledger, planned)
             commit = transaction.execute(
-                place.target, place.ledger, planned, _message(place, planned), _diffs(place, planned)
+                place.target, place.ledger, planned, message(place, planned), diffs(place, planned)
             )
         elif place.ledger.head() is not None:
             place.ledger.copy_manifest()
@@ -340,7 +244,7 @@ def repair(target: Target | Workplace) -> Result:
 
 def carry_out(place: Workplace, plan: Callable[[Survey], Plan], *, dry_run: bool) -> Result:
     """Plan, and if there is something to do: lock, recover, plan again, execute."""
-    from patcher import transaction
+    from patcher import recovery, transaction
 
     if dry_run and place.ledger.interrupted():
         return _consistent(place, lambda survey: Result(plan(survey), False, None, _status(place, survey)))
@@ -351,58 +255,16 @@ def carry_out(place: Workplace, plan: Callable[[Survey], Plan], *, dry_run: bool
             return Result(planned, done=False, commit=None, status=_status(place, survey))
         transaction.check_writable(place.target, place.ledger, planned)
     with transaction.locked(place.target, place.ledger, place.lock_timeout):
-        recovered = transaction.recover(place.target, place.ledger)
+        recovered = recovery.recover(place.target, place.ledger)
         survey = _survey(place)
         planned = plan(survey)
         if dry_run or not planned.does_something:
             return Result(planned, done=False, commit=None, status=_status(place, survey), recovered=recovered)
         transaction.check_writable(place.target, place.ledger, planned)
         commit = transaction.execute(
-            place.target, place.ledger, planned, _message(place, planned), _diffs(place, planned)
+            place.target, place.ledger, planned, message(place, planned), diffs(place, planned)
         )
     return Result(planned, done=True, commit=commit, status=_status(place, _survey(place)), recovered=recovered)
-
-
-def _message(place: Workplace, plan: Plan) -> str:
-    """The commit's message: a subject, one line a file, trailers."""
-    from patcher import __version__
-    from patcher.plan import Action, inserted
-
-    acted = [step for step in plan.steps if step.action not in (Action.KEEP, Action.SKIP)]
-    version = place.target.version
-    named = [step.id for step in acted if step.action is not Action.FORGET] or [step.id for step in acted]
-    lines = [f"{plan.operation} {', '.join(named)} (SGLang {version or 'of unknown version'})", ""]
-    source = plan.before if plan.operation == "revert" else plan.after
-    for step in acted:
-        application = source.application(step.id)
-        for file in application.files if application else ():
-            count = inserted(file.hunks)
-            lines.append(
-                f"{file.path}: {count:+d} lines, {step.id}" if plan.operation == "apply" else f"{file.path}: {step.id}"
-            )
-    lines += ["", f"Operation: {plan.operation}"]
-    for step in acted:
-        application = source.application(step.id)
-        profile = f" profile {application.profile}" if application and application.profile else ""
-        revision = application.revision if application else step.status.revision
-        lines.append(f"Patch: {step.id} revision {revision}{profile} ({step.action}, was {step.status.state})")
-    lines += [f"SGLang-Version: {version}", f"Target: {place.target.path}", f"Target-Kind: {place.target.kind}"]
-    return "\n".join([*lines, f"Tool: sglang-patch {__version__}"]) + "\n"
-
-
-def _diffs(place: Workplace, plan: Plan) -> dict[str, str]:
-    """Each patch of the record afterwards as one unified diff."""
-    from patcher.hunks import take_out_found
-
-    new = {change.path: change.new for change in plan.changes}
-    texts = {one.path: new.get(one.path) or place.target.read(one.path) or b"" for one in plan.after.files}
-    return {
-        one.id: "".join(
-            unidiff.unified(file.path, take_out_found(texts[file.path], file.hunks), texts[file.path])
-            for file in one.files
-        )
-        for one in plan.after.applications
-    }
 
 
 def diff(target: Target | Workplace, ids: Sequence[str] = ()) -> str:

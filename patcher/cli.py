@@ -15,10 +15,10 @@ from typing import Any
 import click
 
 from patcher import __version__, report
-from patcher.api import LOCK_TIMEOUT, Check, Result, Workplace
 from patcher.errors import Interrupted, PatcherError, TargetNotFound, UsageError
 from patcher.options import Group, Options, typed
 from patcher.patch import State
+from patcher.results import LOCK_TIMEOUT, Check, Result, Workplace
 from patcher.target import Target
 
 NOT_IN_PLACE = 1

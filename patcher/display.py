@@ -13,13 +13,14 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from patcher.api import Result, Status, Verification
+from patcher.compose import inserted
+from patcher.judgement import PatchStatus
 from patcher.launchers import LaunchPath
 from patcher.ledger import Entry
 from patcher.options import typed
 from patcher.patch import Candidate, Patch, State
-from patcher.plan import Action, Plan, Step, inserted
-from patcher.survey import PatchStatus
+from patcher.plan import Action, Plan, Step
+from patcher.results import Result, Status, Verification
 from patcher.trial import Trial
 
 _COLOURS = {

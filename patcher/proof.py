@@ -10,13 +10,14 @@ from pathlib import Path
 
 from patcher.errors import UsageError
 from patcher.hunks import take_out_found
+from patcher.judgement import PatchStatus
 from patcher.launchers import LaunchPath, launch_paths
 from patcher.patch import Patch, State
 from patcher.probe import DelegationProbe, EnvironmentProbe, ProbeResult
 from patcher.rebinding import Rebinding, rebinders, rebound_in_tree
 from patcher.sandbox import Call, CallEffect, Case, FunctionEffect, run_delegation, run_function_cases
 from patcher.source import syntax
-from patcher.survey import PatchStatus, Survey
+from patcher.survey import Survey
 from patcher.target import PACKAGE, Target
 
 # What SGLang itself sets for NCCL and CUDA must be as without the patch; a run's own id and the like may differ.

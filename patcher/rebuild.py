@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from patcher.attempt import attempt
+from patcher.compose import manifest_of
 from patcher.hunks import Hunk, between
+from patcher.judgement import REPAIR
 from patcher.manifest import Application, AppliedFile
 from patcher.patch import Edit, Params, Patch, Rewritten
-from patcher.plan import Action, Plan, Step, manifest_of
+from patcher.plan import Action, Plan, Step
 from patcher.source import Source
-from patcher.survey import REPAIR, Survey, marked
+from patcher.survey import Survey, marked
 
 
 def plan_repair(survey: Survey) -> Plan:

@@ -7,15 +7,15 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from patcher.errors import DoesNotFit
+from patcher.judgement import PatchStatus
 from patcher.patch import Patch
-from patcher.survey import PatchStatus
 
 if TYPE_CHECKING:
-    from patcher.api import Check, Result, Status, Verification
     from patcher.launchers import LaunchPath
     from patcher.ledger import Entry
     from patcher.plan import Step
     from patcher.rebinding import Rebinding
+    from patcher.results import Check, Result, Status, Verification
     from patcher.target import Target
     from patcher.trial import Trial
 

@@ -3,55 +3,18 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 
 from patcher.attempt import attempt
 from patcher.catalog import Catalog
-from patcher.errors import UsageError
-from patcher.hunks import Hunk, find, line_of, take_out, take_out_found
+from patcher.hunks import find, line_of, take_out, take_out_found
+from patcher.judgement import REPAIR, PatchStatus, advice, first_difference, in_place
 from patcher.manifest import Application, FileRecord, Manifest, digest, sha256
 from patcher.patch import Edit, Finding, Outcome, Params, Patch, Rewritten, State
 from patcher.pristine import Oracle
 from patcher.source import Source
 from patcher.target import Target
-
-
-@dataclass(frozen=True)
-class PatchStatus:
-    """One patch on one target.
-
-    `revision`, `profile` and `params` are what is applied, or for a patch that is not, what would be; `overrides` are
-    the parameters that were chosen otherwise than the profile has them. `reason` is one sentence; `where` a path of the
-    target with a line; `expected` and `found` the texts that differ. `files` are the patched files with the sha256
-    (hexadecimal) of their bytes now.
-    """
-
-    id: str
-    state: State
-    revision: int
-    summary: str
-    profile: str | None = None
-    params: Params = field(default_factory=dict)
-    overrides: Params = field(default_factory=dict)
-    reason: str | None = None
-    where: str | None = None
-    expected: str | None = None
-    found: str | None = None
-    hint: str | None = None
-    files: tuple[tuple[str, str], ...] = ()
-
-
-REPAIR = "sglang-patch repair"
-
-
-def _advice(patch: Patch, finding: Finding) -> str | None:
-    """What to type about a patch that cannot be applied, where its transform does not say."""
-    if finding.state is State.CONFLICT:
-        return f"sglang-patch show {patch.id}, and change the file there, or apply the other patches by name"
-    if finding.state is State.ABSENT:
-        return f"sglang-patch show {patch.id}   (says which releases it is for)"
-    return None
 
 
 def marked(data: bytes | None, patch_id: str) -> int | None:
@@ -119,7 +82,7 @@ class Survey:
             files=self._files([file.path for file in application.files]),
         )
         if patch_id in self.whole:
-            return _in_place(known, application, patch, params)
+            return in_place(known, application, patch, params)
         return self._gone(known, application, patch)
 
     @cached_property
@@ -190,7 +153,7 @@ class Survey:
         if data is None:
             return replace(known, state=State.DRIFTED, where=path, reason="the patched file is not there any more")
         hunk = next(hunk for hunk in application.hunks_in(path) if find(data, hunk) is None)
-        line, expected, found = _first_difference(data, hunk)
+        line, expected, found = first_difference(data, hunk)
         if found is None:
             reason = f"the patched lines were taken out of {hunk.scope or 'the file'}, and not by sglang-patch"
             hint = f"sglang-patch apply {known.id}   (puts them back)"
@@ -217,7 +180,7 @@ class Survey:
             where=where,
             expected=outcome.expected,
             found=outcome.found,
-            hint=outcome.hint or _advice(patch, outcome),
+            hint=outcome.hint or advice(patch, outcome),
         )
 
     def wanted(self, patch: Patch) -> tuple[str | None, Params]:
@@ -314,56 +277,3 @@ class Survey:
 
 
 _GRAVITY = [State.ABSENT, State.UPSTREAM, State.PARTIAL, State.CONFLICT]
-
-
-def _in_place(known: PatchStatus, application: Application, patch: Patch | None, params: Params | None) -> PatchStatus:
-    """The status of a recorded patch that is whole: applied, or outdated."""
-    if patch is None:
-        return replace(known, reason="this catalog does not have it; it can still be reverted")
-    if application.revision > patch.revision:
-        return replace(known, reason=f"revision {application.revision} is newer than this catalog's {patch.revision}")
-    try:
-        wanted = patch.resolve(application.profile, application.overrides)[1] if params is None else params
-    except UsageError as error:
-        return replace(known, state=State.OUTDATED, reason=error.message, hint=f"sglang-patch show {known.id}")
-    apply = f"sglang-patch apply {known.id}"
-    if application.revision < patch.revision:
-        reason = f"revision {application.revision} is applied, {patch.revision} is current"
-        return replace(known, state=State.OUTDATED, reason=reason, hint=apply)
-    if dict(wanted) != dict(application.params):
-        reason = f"other parameters are applied: {_difference(application.params, wanted)}"
-        return replace(known, state=State.OUTDATED, reason=reason, hint=apply)
-    return known
-
-
-def _difference(applied: Params, wanted: Params) -> str:
-    names = sorted(name for name in {*applied, *wanted} if applied.get(name) != wanted.get(name))
-    return ", ".join(f"{name}={applied.get(name, '(unset)')}, wanted {wanted.get(name, '(unset)')}" for name in names)
-
-
-def _first_difference(data: bytes, hunk: Hunk) -> tuple[int | None, str, str | None]:
-    """Where a file first departs from a hunk that it should contain: line, the expected line, the line found.
-
-    The line found is None where nothing of the hunk is left.
-    """
-    lines, wanted = data.splitlines(), hunk.after.splitlines()
-    own = [line for line in wanted if line.strip() and line not in hunk.before.splitlines()]
-    start = next((number for number, line in enumerate(lines) if own and line == own[0]), None)
-    if start is None:
-        kept = next(
-            ((n, line) for line in own for n, other in enumerate(lines) if line == other and len(line.strip()) > 20),
-            None,
-        )
-        if kept is None:
-            return None, _shown(own[0] if own else b""), None
-        return kept[0] + 1, _shown(own[0]), _shown(kept[1])
-    offset = wanted.index(own[0])
-    for n, line in enumerate(wanted[offset:]):
-        now = lines[start + n] if start + n < len(lines) else b""
-        if now != line:
-            return start + n + 1, _shown(line), _shown(now)
-    return start + 1, f"once, in {hunk.scope or 'the module'}", "elsewhere, or more than once"
-
-
-def _shown(line: bytes) -> str:
-    return line.decode("utf-8", "replace").strip() or "(an empty line)"

@@ -13,23 +13,20 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from filelock import FileLock, Timeout
 
 from patcher import bytecode
-from patcher.errors import Interrupted, LedgerDamaged, LockHeld, NotPermitted, PatcherError, Surroundings
-from patcher.files import beside, fsync_directory, prepare, replace_file
+from patcher.errors import Interrupted, LockHeld, NotPermitted, PatcherError, Surroundings
+from patcher.files import fsync_directory, prepare, replace_file
 from patcher.ledger import Ledger
 from patcher.manifest import sha256
 from patcher.plan import FileChange, Plan
+from patcher.recovery import HOLDER, Pending, end_journal, roll_back
 from patcher.target import Target
-
-HOLDER = "lock-holder"
 
 
 @contextlib.contextmanager
@@ -98,17 +95,6 @@ def _first_existing(path: Path) -> Path:
     return next(parent for parent in path.parents if parent.exists())
 
 
-@dataclass(frozen=True)
-class _Pending:
-    """One file of the journal: sha256 (hexadecimal) before, None for a new file, and after."""
-
-    path: str
-    before: str | None
-    after: str
-    mtime_ns: int
-    link: str | None
-
-
 def execute(target: Target, ledger: Ledger, plan: Plan, message: str, diffs: Mapping[str, str]) -> str:
     """Carry out a plan, holding the lock; returns the commit that records it.
 
@@ -139,10 +125,10 @@ def _execute(target: Target, ledger: Ledger, plan: Plan, message: str, diffs: Ma
         _read_back(target, plan)
         ledger.advance(old_head, new_head, message.splitlines()[0])
     except BaseException:
-        _roll_back(target, ledger, pending, {change.path: change.old for change in plan.changes})
+        roll_back(target, ledger, pending, {change.path: change.old for change in plan.changes})
         raise
     ledger.copy_manifest()
-    _end_journal(ledger)
+    end_journal(ledger)
     for change, former in zip(plan.changes, formerly, strict=True):
         bytecode.compile_again(target.path / change.path, former)
     return new_head
@@ -150,7 +136,7 @@ def _execute(target: Target, ledger: Ledger, plan: Plan, message: str, diffs: Ma
 
 def _tree(target: Target, ledger: Ledger, plan: Plan, diffs: Mapping[str, str]) -> dict[str, bytes]:
     """The files of the commit: base, patched and replaced bytes, and each patch as a diff."""
-    from patcher.plan import base_of
+    from patcher.compose import base_of
 
     new = {change.path: change.new for change in plan.changes}
     tree: dict[str, bytes] = {}
@@ -167,8 +153,8 @@ def _tree(target: Target, ledger: Ledger, plan: Plan, diffs: Mapping[str, str]) 
     return tree
 
 
-def _pending(target: Target, change: FileChange) -> _Pending:
-    return _Pending(
+def _pending(target: Target, change: FileChange) -> Pending:
+    return Pending(
         change.path,
         None if change.old is None else sha256(change.old),
         sha256(change.new),
@@ -212,119 +198,6 @@ def _read_back(target: Target, plan: Plan) -> None:
                 where=str(target.path / change.path),
                 hint="check the file system, and whether another program writes here",
             )
-
-
-def _roll_back(target: Target, ledger: Ledger, pending: list[_Pending], old: Mapping[str, bytes | None]) -> None:
-    """Bring back the files as they were, and end the journal."""
-    for one in pending:
-        path = target.path / one.path
-        beside(path).unlink(missing_ok=True)
-        data = target.read(one.path)
-        if data is None or sha256(data) != one.after or one.before == one.after:
-            continue
-        bytecode.discard(path)
-        before = old[one.path]
-        if before is None:
-            path.unlink()
-        elif one.link is not None:
-            path.unlink()
-            path.symlink_to(one.link)
-        else:
-            replace_file(path, before, mtime_ns=one.mtime_ns)
-    _end_journal(ledger)
-
-
-def _end_journal(ledger: Ledger) -> None:
-    ledger.journal.unlink(missing_ok=True)
-    fsync_directory(ledger.path)
-
-
-def set_aside_if_damaged(ledger: Ledger) -> str | None:
-    """Move what cannot be read of a ledger out of the way, holding the lock; one sentence on it, or None."""
-    for stale in ledger.path.glob("refs/**/*.lock"):
-        stale.unlink()  # a git that was killed left it: nobody else writes here while the lock is held
-    try:
-        ledger.manifest()
-    except LedgerDamaged as error:
-        kept = {ledger.lock.name, HOLDER, ".gitignore"}
-        entries = [
-            one for one in ledger.path.iterdir() if one.name not in kept and not one.name.startswith(".damaged-")
-        ]
-        aside = _set_aside(ledger.path, entries)
-        return f"the record could not be read ({error.found or error.message}) and is set aside in {aside}"
-    try:
-        if ledger.interrupted():
-            _journal(ledger)
-    except LedgerDamaged as error:
-        aside = _set_aside(ledger.path, [ledger.journal])
-        return f"the journal could not be read ({error.found}) and is set aside in {aside}"
-    return None
-
-
-def _set_aside(folder: Path, entries: Iterable[Path]) -> Path:
-    """Move entries of a directory into a new one inside it."""
-    aside = next(one for one in (folder / f".damaged-{n}" for n in range(1, 10**6)) if not one.exists())
-    aside.mkdir()
-    for entry in entries:
-        entry.rename(aside / entry.name)
-    fsync_directory(folder)
-    return aside
-
-
-def set_aside_a_file(ledger: Ledger) -> None:
-    """Make a directory where a file is in the ledger's place, and keep the file in it."""
-    if ledger.path.is_file():
-        aside = beside(ledger.path)
-        ledger.path.rename(aside)
-        ledger.path.mkdir()
-        _set_aside(ledger.path, [aside])
-
-
-def recover(target: Target, ledger: Ledger) -> str | None:
-    """Finish or roll back an interrupted operation, holding the lock; one sentence on what was done, or None.
-
-    Raises LedgerDamaged where a file is neither as before nor as after the operation.
-    """
-    if not ledger.interrupted():
-        return None
-    journal = _journal(ledger)
-    pending: list[_Pending] = journal["files"]
-    if ledger.head() == journal["new_head"]:
-        ledger.copy_manifest()
-        _end_journal(ledger)
-        return "an interrupted operation was complete: its record was finished"
-    old = {one.path: _replaced(ledger, journal["new_head"], one) for one in pending}
-    for one in pending:
-        data = target.read(one.path)
-        now = None if data is None else sha256(data)
-        if now not in (one.before, one.after):
-            raise LedgerDamaged(
-                "an operation was interrupted, and the file was changed since by something else",
-                where=str(target.path / one.path),
-                expected=f"sha256 {one.before} or {one.after}",
-                found=f"sha256 {now}",
-                hint=f"before it: git --git-dir {ledger.path} show {journal['new_head'][:12]}:replaced/{one.path}",
-            )
-    _roll_back(target, ledger, pending, old)
-    return "an interrupted operation was rolled back: the files are as before it"
-
-
-def _replaced(ledger: Ledger, commit: str, one: _Pending) -> bytes | None:
-    return None if one.before is None else ledger.blob(commit, f"replaced/{one.path}")
-
-
-def _journal(ledger: Ledger) -> dict[str, Any]:
-    try:
-        journal = dict(json.loads(ledger.journal.read_bytes()))
-        journal["files"] = [_Pending(**fields) for fields in journal["files"]]
-        return {name: journal[name] for name in ("old_head", "new_head", "files")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LedgerDamaged(
-            "the journal of an interrupted operation cannot be read",
-            where=str(ledger.journal),
-            found=f"{type(error).__name__}: {error}",
-            hint="sglang-patch repair",
-        ) from error
 
 
 @contextlib.contextmanager

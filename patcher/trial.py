@@ -19,12 +19,14 @@ from pathlib import Path
 
 from patcher import api
 from patcher.errors import PatcherError, Surroundings, TargetNotFound, UsageError
+from patcher.judgement import PatchStatus
 from patcher.manifest import Manifest, sha256
 from patcher.patch import State
 from patcher.plan import Plan, Request, plan_apply
 from patcher.proof import Verified
+from patcher.results import Workplace
 from patcher.source import parses, scope_at, syntax
-from patcher.survey import PatchStatus, Survey
+from patcher.survey import Survey
 from patcher.target import LEDGER, PACKAGE, Target
 
 Report = Callable[[str], None]
@@ -66,7 +68,7 @@ class Trial:
 
 def try_on(
     subject: str,
-    place: api.Workplace,
+    place: Workplace,
     manifest: Manifest,
     ids: Sequence[str] = (),
     *,
@@ -89,14 +91,14 @@ def try_on(
         if name in place.catalog
     ]
     with copy_of(subject, report) as target:
-        trial = run_trial(api.Workplace.of(target, catalog=place.catalog), requests, report)
+        trial = run_trial(Workplace.of(target, catalog=place.catalog), requests, report)
         if not manifest.applications:
             return trial
         moved = tuple(_with_moves(one, place, manifest, target) for one in trial.patches)
         return Trial(trial.version, moved, trial.problems)
 
 
-def run_trial(place: api.Workplace, requests: Sequence[Request], report: Report = lambda text: None) -> Trial:
+def run_trial(place: Workplace, requests: Sequence[Request], report: Report = lambda text: None) -> Trial:
     """Run all the steps on a target that nobody else uses; it ends as it began, but for its ledger."""
     before = _fingerprint(place.target)
     report("looking")
@@ -131,11 +133,11 @@ def run_trial(place: api.Workplace, requests: Sequence[Request], report: Report 
 _IN_PLACE = (State.NOT_APPLIED, State.UPSTREAM)
 
 
-def _params(place: api.Workplace, request: Request) -> dict[str, str]:
+def _params(place: Workplace, request: Request) -> dict[str, str]:
     return dict(place.catalog[request.id].resolve(request.profile, request.overrides)[1])
 
 
-def _apply(place: api.Workplace, requests: Sequence[Request]) -> Iterator[str]:
+def _apply(place: Workplace, requests: Sequence[Request]) -> Iterator[str]:
     """Apply, parse what was written, apply again; yields what did not hold."""
 
     def plan(survey: Survey) -> Plan:
@@ -228,7 +230,7 @@ def _nearby(version: str, said: str) -> str | None:
     return f"sglang-patch try {near[-1]}   (there are {', '.join(near)})" if near else None
 
 
-def _with_moves(one: TriedPatch, place: api.Workplace, manifest: Manifest, target: Target) -> TriedPatch:
+def _with_moves(one: TriedPatch, place: Workplace, manifest: Manifest, target: Target) -> TriedPatch:
     """For a patch that does not fit: how its class or function changed since the release it was applied to."""
     application, head = manifest.application(one.status.id), place.ledger.head()
     if one.fits or application is None or head is None:

@@ -23,9 +23,9 @@ from pathlib import Path
 import click
 
 from patcher import __version__
-from patcher.api import Workplace
 from patcher.patch import Candidate, State
 from patcher.plan import Request
+from patcher.results import Workplace
 from patcher.target import Target
 from patcher.trial import Trial, TriedPatch, run_trial
 from scripts.picture import picture

@@ -121,9 +121,7 @@ class Ways:
         told += [value for name in named for value in local_values(function, name)]
         said = {word for value in told for word in words(value)}
         said |= {name for one in self.calls.meant(target, function) for name in parameters(one.node)}
-        return any(_RANK.search(word) for word in said) or ast.unparse(node.func).endswith(
-            ("spawn", "start_processes")
-        )
+        return any(_RANK.search(word) for word in said) or ast.unparse(node.func).endswith(("spawn", "start_processes"))
 
     def _within(self, node: ast.Call, function: FunctionRef) -> _Passed:
         """Whether a worker calls the asked function itself; whether that is early enough cannot be told."""
