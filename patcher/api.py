@@ -248,6 +248,7 @@ def carry_out(place: Workplace, plan: Callable[[Survey], Plan], *, dry_run: bool
 
     if dry_run and place.ledger.interrupted():
         return _consistent(place, lambda survey: Result(plan(survey), False, None, _status(place, survey)))
+    survey = None
     if not place.ledger.interrupted():
         survey = _survey(place)
         planned = plan(survey)
@@ -256,7 +257,7 @@ def carry_out(place: Workplace, plan: Callable[[Survey], Plan], *, dry_run: bool
         transaction.check_writable(place.target, place.ledger, planned)
     with transaction.locked(place.target, place.ledger, place.lock_timeout):
         recovered = recovery.recover(place.target, place.ledger)
-        survey = _survey(place)
+        survey = Survey(place.target, place.catalog, place.ledger.manifest(), earlier=survey)
         planned = plan(survey)
         if dry_run or not planned.does_something:
             return Result(planned, done=False, commit=None, status=_status(place, survey), recovered=recovered)

@@ -11,6 +11,7 @@ import importlib.util
 import os
 import py_compile
 import re
+import stat
 import struct
 import sys
 import warnings
@@ -22,12 +23,13 @@ _TAGGED = re.compile(r"\.(?P<tag>[^.]+?)(?:\.opt-(?P<level>\w+))?\.pyc")
 
 @dataclass(frozen=True)
 class Compiled:
-    """One .pyc of a source file: where it is, for which interpreter, at which level, and how it is trusted."""
+    """One .pyc of a source file: where it is, for which interpreter, at which level, how it is trusted, its mode."""
 
     path: Path
     tag: str
     optimization: str
     mode: py_compile.PycInvalidationMode
+    permissions: int
 
 
 def compiled(source: Path) -> list[Compiled]:
@@ -41,11 +43,15 @@ def compiled(source: Path) -> list[Compiled]:
         for path in folder.glob(f"{source.stem}.*.pyc"):
             match = _TAGGED.fullmatch(path.name[len(source.stem) :])
             if match:
-                found.append(Compiled(path, match["tag"], match["level"] or "", _mode(path)))
+                found.append(Compiled(path, match["tag"], match["level"] or "", _mode(path), _permissions(path)))
     legacy = source.with_suffix(".pyc")
     if legacy.exists():
-        found.append(Compiled(legacy, "", "", _mode(legacy)))
+        found.append(Compiled(legacy, "", "", _mode(legacy), _permissions(legacy)))
     return found
+
+
+def _permissions(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
 
 
 def _mode(path: Path) -> py_compile.PycInvalidationMode:
@@ -61,8 +67,10 @@ def _mode(path: Path) -> py_compile.PycInvalidationMode:
 
 
 def discard(source: Path) -> list[Compiled]:
-    """Remove every .pyc of a source file; returns those that were there."""
+    """Remove every .pyc of a source file, and what a killed compiler left of one; returns those that were there."""
     there = compiled(source)
+    for left in (source.parent / "__pycache__").glob(f"{source.stem}.*.pyc.*"):
+        left.unlink(missing_ok=True)
     for one in there:
         with contextlib.suppress(FileNotFoundError):
             one.path.unlink()
@@ -80,6 +88,7 @@ def compile_again(source: Path, formerly: list[Compiled]) -> None:
             py_compile.compile(
                 str(source), str(one.path), doraise=True, optimize=level, invalidation_mode=one.mode, quiet=2
             )
+            one.path.chmod(one.permissions)
 
 
 def cache_path(source: Path) -> Path:

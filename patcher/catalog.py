@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -35,8 +36,6 @@ class Catalog(Mapping[str, Patch]):
         self._target = target
         self._instances: dict[str, Patch] = {}
         for patch in patches:
-            if not _ID.fullmatch(patch.id):
-                raise UsageError(f"{patch.id!r} is no patch id", expected="lower-case words and digits joined by '-'")
             if patch.id in self._patches:
                 raise UsageError(f"two patches are called {patch.id}", hint="rename one of them")
             self._patches[patch.id] = patch
@@ -93,11 +92,20 @@ def collect(directories: Sequence[Path] = ()) -> Catalog:
     Code is loaded from nowhere else. Raises UsageError for a directory or a file that holds no patch.
     """
     modules = [importlib.import_module(name) for name in BUILT_IN]
-    patches = [patch for module in modules for patch in _patches_of(module, module.__name__)]
-    patches += _from_entry_points()
+    found = [(patch, module.__name__) for module in modules for patch in _patches_of(module, module.__name__)]
+    found += _from_entry_points()
     for directory in directories:
-        patches += _from_directory(directory)
-    return Catalog(patches)
+        found += _from_directory(directory)
+    homes: dict[str, str] = {}
+    for patch, home in found:
+        if not _ID.fullmatch(patch.id):
+            raise UsageError(
+                f"{patch.id!r} is no patch id", where=home, expected="lower-case words and digits joined by -"
+            )
+        if patch.id in homes:
+            raise UsageError(f"the id {patch.id} is taken by {homes[patch.id]}", where=home, hint="give it another id")
+        homes[patch.id] = home
+    return Catalog([patch for patch, _ in found])
 
 
 def _patches_of(module: ModuleType, where: str) -> list[Patch]:
@@ -111,30 +119,30 @@ def _patches_of(module: ModuleType, where: str) -> list[Patch]:
     return patches
 
 
-def _from_entry_points() -> list[Patch]:
+def _from_entry_points() -> list[tuple[Patch, str]]:
     if not _has_entry_points():
         return []
     from importlib.metadata import entry_points
 
-    patches: list[Patch] = []
+    found: list[tuple[Patch, str]] = []
     for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
-        module = point.load()
-        patches += _patches_of(module, f"entry point {point.name} = {point.value}")
-    return patches
+        home = f"entry point {point.name} = {point.value}"
+        found += [(patch, home) for patch in _patches_of(point.load(), home)]
+    return found
 
 
 def _has_entry_points() -> bool:
     """Whether any installed package names our entry point group; reading all their metadata properly takes longer."""
     group = f"[{ENTRY_POINTS}]".encode()
     for folder in map(Path, sys.path):
-        if folder.is_dir():
+        with contextlib.suppress(OSError):
             paths = folder.glob("*.dist-info/entry_points.txt")
             if any(group in path.read_bytes() for path in paths if os.access(path, os.R_OK)):
                 return True
     return False
 
 
-def _from_directory(directory: Path) -> list[Patch]:
+def _from_directory(directory: Path) -> list[tuple[Patch, str]]:
     if not directory.is_dir():
         raise UsageError("there is no such directory of patches", where=str(directory), hint="check --patches")
     files = sorted(path for path in directory.glob("*.py") if not path.name.startswith(("_", ".")))
@@ -142,7 +150,7 @@ def _from_directory(directory: Path) -> list[Patch]:
         raise UsageError(
             "no patch file in it", where=str(directory), expected="*.py files, each with PATCH = Patch(...)"
         )
-    return [patch for path in files for patch in _patches_of(_load(path), str(path))]
+    return [(patch, str(path)) for path in files for patch in _patches_of(_load(path), str(path))]
 
 
 def _load(path: Path) -> ModuleType:
@@ -155,17 +163,17 @@ def _load(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(
             f"this patch file fails when it is loaded: {type(error).__name__}: {error}", where=_raised_at(path, error)
         ) from error
     return module
 
 
-def _raised_at(path: Path, error: Exception) -> str:
+def _raised_at(path: Path, error: BaseException) -> str:
     """The path, with the line of the file at which the error arose if it is known."""
-    if isinstance(error, SyntaxError):
-        return f"{path}:{error.lineno}"
+    if isinstance(error, SyntaxError) and error.lineno:
+        return f"{error.filename or path}:{error.lineno}"
     trace, line = error.__traceback__, None
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == str(path):

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from patcher import __version__, report
-from patcher.errors import Interrupted, PatcherError, TargetNotFound, UsageError
+from patcher.errors import Interrupted, PatcherError, Surroundings, TargetNotFound, UsageError
 from patcher.options import Group, Options, typed
 from patcher.patch import State
 from patcher.results import LOCK_TIMEOUT, Check, Result, Workplace
@@ -79,6 +79,11 @@ Without --target and --python the target is SGLANG_PATCH_TARGET, else the SGLang
 @click.version_option(__version__, prog_name="sglang-patch")
 def cli() -> None:
     """Keep local source patches on an installed SGLang: apply, check, revert byte for byte."""
+
+
+def _say(text: str, *, fg: str, err: bool = False) -> None:
+    """Print a line in a colour, where colours are wanted."""
+    click.secho(text, fg=fg, err=err, color=False if os.environ.get("NO_COLOR") else None)
 
 
 def _options() -> Options:
@@ -180,9 +185,9 @@ def _report(place: Workplace, done: Result, *, dry_run: bool) -> int:
 
         display.result(done, dry_run=dry_run, diff=diff)
     for notice in done.plan.notices:
-        click.secho(f"note: {notice}", err=True, fg="yellow")
+        _say(f"note: {notice}", err=True, fg="yellow")
     for step in done.plan.refused:
-        click.secho(typed(str(report.refusal(step, place.target))), err=True, fg="red")
+        _say(typed(str(report.refusal(step, place.target))), err=True, fg="red")
     return 3 if done.plan.refused else 0
 
 
@@ -231,14 +236,14 @@ def _print_check(seen: Check) -> None:
     if seen.in_place:
         names = [f"{one.id} ({one.state})" for one in seen.patches if one.state is not State.ABSENT]
         version = seen.target.version or "of unknown version"
-        click.secho(f"in place on SGLang {version}: {', '.join(names) or 'nothing, as no patch fits here'}", fg="green")
+        _say(f"in place on SGLang {version}: {', '.join(names) or 'nothing, as no patch fits here'}", fg="green")
 
 
 def _print_missing(seen: Check) -> None:
     for one in seen.missing:
         details = [one.reason or one.summary, *([f"at {one.where}"] if one.where else [])]
         advice = f"; type: {typed(one.hint)}" if one.hint else ""
-        click.secho(f"{one.id}: {one.state}: {', '.join(details)}{advice}", fg="red")
+        _say(f"{one.id}: {one.state}: {', '.join(details)}{advice}", fg="red")
 
 
 @cli.command(epilog="\b\nExamples:\n  sglang-patch verify\n  sglang-patch verify kimi-k25-eagle3 --json")
@@ -270,7 +275,7 @@ def _silent(text: str) -> None:
     pass
 
 
-@cli.command("list")
+@cli.command("list", epilog="\b\nExamples:\n  sglang-patch list\n  sglang-patch --patches ./patches list")
 def list_() -> int:
     """The catalog: every patch that can be applied."""
     from patcher.catalog import collect
@@ -337,7 +342,7 @@ def diff(ids: Sequence[str]) -> int:
     return 0
 
 
-@cli.command()
+@cli.command(epilog="\b\nExamples:\n  sglang-patch log\n  sglang-patch log --json")
 def log() -> int:
     """The ledger's history: every operation, newest first."""
     from patcher import api
@@ -384,7 +389,7 @@ def try_(subject: str, ids: Sequence[str]) -> int:
     return 0 if seen.passed else 3
 
 
-@cli.command()
+@cli.command(epilog="\b\nExample:\n  sglang-patch repair && sglang-patch status")
 def repair() -> int:
     """Finish or roll back an interrupted operation; record anew what the bytes prove.
 
@@ -411,9 +416,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error, as_json=as_json)
     except (KeyboardInterrupt, click.Abort):
         return _fail(Interrupted("interrupted; nothing is half-done"), as_json=as_json)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except OSError as error:
+        said = error.strerror or str(error)
+        return _fail(Surroundings(said, where=error.filename, hint="free or repair what is named"), as_json=as_json)
     except Exception as error:  # noqa: BLE001 (the last resort: a fault of ours, told without a traceback)
         return _fail(_crash(error), as_json=as_json)
 
@@ -421,7 +426,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _fail(error: PatcherError, *, as_json: bool) -> int:
     if as_json:
         _print_json(error.as_json())
-    click.secho(f"sglang-patch: {typed(str(error))}", err=True, fg="red")
+    _say(f"sglang-patch: {typed(str(error))}", err=True, fg="red")
     return error.exit_code
 
 

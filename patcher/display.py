@@ -39,7 +39,13 @@ _COLOURS = {
 @cache
 def console() -> Console:
     """Standard output; as wide as it takes where it is no terminal, so that nothing is folded in a pipe."""
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 10_000)
+    return Console(
+        highlight=False,
+        markup=False,
+        emoji=False,
+        soft_wrap=not sys.stdout.isatty(),
+        width=None if sys.stdout.isatty() else 10_000,
+    )
 
 
 def _table(*columns: str) -> Table:

@@ -39,6 +39,7 @@ def prepare(path: Path, data: bytes, *, mtime_ns: int | None = None) -> Path:
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
+        file.flush()  # before the time is set, which a later write would change
         if path.exists():
             _keep_owner(path, descriptor)
             shutil.copystat(path, new)
@@ -46,7 +47,6 @@ def prepare(path: Path, data: bytes, *, mtime_ns: int | None = None) -> Path:
             os.fchmod(descriptor, 0o644)
         if mtime_ns is not None:
             os.utime(new, ns=(mtime_ns, mtime_ns))
-        file.flush()
         os.fsync(descriptor)
     return new
 
@@ -66,8 +66,21 @@ def _keep_owner(path: Path, descriptor: int) -> None:
 
 
 def replace_file(path: Path, data: bytes, *, mtime_ns: int | None = None) -> None:
-    """Replace a file's bytes by a new file and a rename."""
-    prepare(path, data, mtime_ns=mtime_ns).replace(path)
+    """Replace a file's bytes by a new file and a rename; a failure leaves nothing beside it."""
+    try:
+        prepare(path, data, mtime_ns=mtime_ns).replace(path)
+    except BaseException:
+        beside(path).unlink(missing_ok=True)
+        raise
+    fsync_directory(path.parent)
+
+
+def replace_by_link(path: Path, text: str) -> None:
+    """Replace a file by a symbolic link to `text`, in one rename."""
+    new = beside(path)
+    new.unlink(missing_ok=True)
+    new.symlink_to(text)
+    new.replace(path)
     fsync_directory(path.parent)
 
 

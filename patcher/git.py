@@ -72,6 +72,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[bytes]:
         [executable(), *config, *map(str, arguments)],
         env=environment(),
         stdin=subprocess.DEVNULL,
+        start_new_session=True,
         capture_output=True,
         check=False,
     )

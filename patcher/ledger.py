@@ -38,7 +38,6 @@ _MARK = "sglang-patch ledger: git log -p reads well here\n"
 _AROUND = {".gitignore", "lock", "lock-holder", MARK}
 _HEAD = f"ref: {BRANCH}\n"
 _NAME = re.compile(rb"[0-9a-f]{40}")
-NULL = "0" * 40
 COPY = "manifest.json"
 _IDENTITY = "sglang-patch <sglang-patch@localhost>"
 # The bytes are in the tree to be restored, the diffs to be read: `git log -p` shows the latter.
@@ -265,20 +264,44 @@ class Ledger:
         readable_like(path, self.path)
         fsync_directory(path.parent)
 
-    def advance(self, old: str | None, new: str, message: str) -> None:
-        """Move the branch from `old` to `new`; raises LedgerDamaged if it is not at `old` any more."""
-        git.must("--git-dir", self.path, "update-ref", "-m", message, BRANCH, new, old or NULL)
-        readable_like((self.path / BRANCH).parent, self.path)
-        readable_like(self.path / BRANCH, self.path)
-        fsync_directory((self.path / BRANCH).parent)
+    def advance(self, old: str | None, new: str) -> None:
+        """Move the branch from `old` to `new`; raises LedgerDamaged if it is not at `old` any more.
 
-    def copy_manifest(self) -> None:
-        """Bring the copy of the manifest up to the branch."""
+        It is done as git does it, by a lock file and a rename, and not by a git that could outlive this process.
+        """
+        branch, taken = self.path / BRANCH, self.path / f"{BRANCH}.lock"
+        branch.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(taken, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        except FileExistsError as error:
+            raise LedgerDamaged(
+                "a git command holds the ledger's branch, or was killed while it did",
+                where=str(taken),
+                hint="sglang-patch repair",
+            ) from error
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(f"{new}\n".encode())
+                file.flush()
+                os.fsync(descriptor)
+            if self.head() != old:
+                raise LedgerDamaged("the ledger's branch was moved by somebody else", where=str(branch))
+            readable_like(taken, self.path)
+            taken.replace(branch)
+        except BaseException:
+            taken.unlink(missing_ok=True)
+            raise
+        with contextlib.suppress(OSError):  # it has moved
+            readable_like(branch.parent, self.path)
+            fsync_directory(branch.parent)
+
+    def copy_manifest(self, manifest: bytes | None = None) -> None:
+        """Bring the copy of the manifest up to the branch, whose manifest it is."""
         head = self.head()
         if head is not None:
             if (self.path / COPY).is_dir():
                 (self.path / COPY).rename(self.path / f".damaged-{COPY}-{time.time_ns()}")
-            manifest = self.blob(head, COPY)
+            manifest = self.blob(head, COPY) if manifest is None else manifest
             first = json.dumps({"commit": head, "sha256": sha256(manifest)}).encode()
             replace_file(self.path / COPY, first + b"\n" + manifest)
             readable_like(self.path / COPY, self.path)

@@ -10,8 +10,8 @@ from typing import Any
 
 from patcher import bytecode
 from patcher.errors import LedgerDamaged
-from patcher.files import beside, fsync_directory, replace_file
-from patcher.ledger import Ledger
+from patcher.files import beside, fsync_directory, replace_by_link, replace_file
+from patcher.ledger import BRANCH, COPY, Ledger
 from patcher.manifest import sha256
 from patcher.target import Target
 
@@ -128,15 +128,16 @@ def roll_back(target: Target, ledger: Ledger, pending: list[Pending], old: Mappi
         if before is None:
             path.unlink()
         elif one.link is not None:
-            path.unlink()
-            path.symlink_to(one.link)
+            replace_by_link(path, one.link)
         else:
             replace_file(path, before, mtime_ns=one.mtime_ns)
     end_journal(ledger)
 
 
 def end_journal(ledger: Ledger) -> None:
-    """Say that no operation is under way any more."""
+    """Say that no operation is under way any more, and remove what a killed one left beside its files."""
+    for path in (ledger.journal, ledger.path / COPY, ledger.path / BRANCH):
+        beside(path).unlink(missing_ok=True)
     ledger.journal.unlink(missing_ok=True)
     fsync_directory(ledger.path)
 

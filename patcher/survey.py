@@ -24,12 +24,16 @@ def marked(data: bytes | None, patch_id: str) -> int | None:
 
 
 class Survey:
-    """A target's files, read at most once, judged against a catalog and what the ledger says."""
+    """A target's files, read at most once, judged against a catalog and what the ledger says.
 
-    def __init__(self, target: Target, catalog: Catalog, manifest: Manifest) -> None:
+    What an `earlier` survey has parsed is not parsed again where the bytes are still the same.
+    """
+
+    def __init__(self, target: Target, catalog: Catalog, manifest: Manifest, *, earlier: Survey | None = None) -> None:
         self.target = target
         self.catalog = catalog
         self.manifest = manifest
+        self._earlier = earlier
         self._texts: dict[str, bytes | None] = {}
         self._sources: dict[str, Source] = {}
 
@@ -42,7 +46,8 @@ class Survey:
     def source(self, path: str) -> Source:
         """A file that exists, as it is now, parsed at most once."""
         if path not in self._sources:
-            self._sources[path] = Source(path, self.text(path) or b"")
+            data, earlier = self.text(path) or b"", self._earlier._sources.get(path) if self._earlier else None
+            self._sources[path] = earlier if earlier and earlier.data == data else Source(path, data)
         return self._sources[path]
 
     def as_recorded(self, path: str) -> bool:

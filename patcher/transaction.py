@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from patcher import bytecode
 from patcher.errors import Interrupted, LockHeld, NotPermitted, PatcherError, Surroundings
-from patcher.files import fsync_directory, prepare, replace_file
+from patcher.files import fsync_directory, prepare, replace_by_link, replace_file
 from patcher.ledger import Ledger
 from patcher.manifest import sha256
 from patcher.plan import FileChange, Plan
@@ -48,7 +48,8 @@ def locked(target: Target, ledger: Ledger, timeout: float) -> Iterator[None]:
             try:
                 yield
             finally:
-                holder.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    holder.unlink(missing_ok=True)
     except Timeout as error:
         raise LockHeld(
             f"another sglang-patch works on this target and did not finish in {timeout:g} s",
@@ -115,22 +116,24 @@ def _execute(target: Target, ledger: Ledger, plan: Plan, message: str, diffs: Ma
     new_head = ledger.store(plan.after, _tree(target, ledger, plan, diffs), message)
     pending = [_pending(target, change) for change in plan.changes]
     journal = {"schema": 1, "old_head": old_head, "new_head": new_head, "files": [vars(one) for one in pending]}
-    replace_file(ledger.journal, json.dumps(journal, indent=1).encode())
     try:
+        replace_file(ledger.journal, json.dumps(journal, indent=1).encode())
         formerly = [bytecode.compiled(target.path / change.path) for change in plan.changes]
         new_files = [prepare(target.path / c.path, c.new, mtime_ns=_mtime(target, c)) for c in plan.changes]
         for change, new in zip(plan.changes, new_files, strict=True):
             bytecode.discard(target.path / change.path)
             _put_in_place(target.path / change.path, new, change)
         _read_back(target, plan)
-        ledger.advance(old_head, new_head, message.splitlines()[0])
+        ledger.advance(old_head, new_head)
     except BaseException:
         roll_back(target, ledger, pending, {change.path: change.old for change in plan.changes})
         raise
-    ledger.copy_manifest()
-    end_journal(ledger)
-    for change, former in zip(plan.changes, formerly, strict=True):
-        bytecode.compile_again(target.path / change.path, former)
+    # The operation is done. What is left can fail without undoing it: the next command finishes it.
+    with contextlib.suppress(OSError, PatcherError):
+        ledger.copy_manifest(plan.after.to_json().encode())
+        for change, former in zip(plan.changes, formerly, strict=True):
+            bytecode.compile_again(target.path / change.path, former)
+        end_journal(ledger)
     return new_head
 
 
@@ -177,8 +180,8 @@ def _mtime(target: Target, change: FileChange) -> int:
 def _put_in_place(path: Path, new: Path, change: FileChange) -> None:
     """Rename a file's next contents over it; a base that was a symbolic link becomes that link again."""
     if change.link is not None and _link_has(path, change):
-        new.unlink()
-        new.symlink_to(change.link)
+        replace_by_link(path, change.link)
+        return
     new.replace(path)
     fsync_directory(path.parent)
 
@@ -214,6 +217,10 @@ def _signals_deferred() -> Iterator[None]:
     former = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
+    except OSError as error:
+        if received:
+            raise Interrupted("interrupted; everything is as before") from error
+        raise
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
