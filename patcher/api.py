@@ -46,7 +46,7 @@ def _survey(place: Workplace) -> Survey:
 def _consistent(place: Workplace, look: Callable[[Survey], T]) -> T:
     """What `look` sees on a target that nobody changed meanwhile; it looks again if somebody did.
 
-    Raises LedgerDamaged where an operation was interrupted, or is still running after the lock timeout.
+    Raises LedgerDamaged where an operation was interrupted, LockHeld where one still runs after the lock timeout.
     """
     deadline = time.monotonic() + place.lock_timeout
     while True:
@@ -58,7 +58,7 @@ def _consistent(place: Workplace, look: Callable[[Survey], T]) -> T:
         elif not place.ledger.busy() and place.ledger.interrupted():
             raise LedgerDamaged("an operation on this target was interrupted", where=where, hint="sglang-patch repair")
         if time.monotonic() > deadline:
-            raise LedgerDamaged("another operation on this target does not end", where=where, hint="sglang-patch log")
+            raise place.ledger.held(place.lock_timeout)
         time.sleep(0.02)
 
 
@@ -249,9 +249,8 @@ def carry_out(place: Workplace, plan: Callable[[Survey], Plan], *, dry_run: bool
     if dry_run and place.ledger.interrupted():
         return _consistent(place, lambda survey: Result(plan(survey), False, None, _status(place, survey)))
     survey = None
-    if not place.ledger.interrupted():
-        survey = _survey(place)
-        planned = plan(survey)
+    if not place.ledger.interrupted() or place.ledger.busy():
+        survey, planned = _consistent(place, lambda seen: (seen, plan(seen)))
         if dry_run or not planned.does_something:
             return Result(planned, done=False, commit=None, status=_status(place, survey))
         transaction.check_writable(place.target, place.ledger, planned)

@@ -67,14 +67,18 @@ def _mode(path: Path) -> py_compile.PycInvalidationMode:
 
 
 def discard(source: Path) -> list[Compiled]:
-    """Remove every .pyc of a source file, and what a killed compiler left of one; returns those that were there."""
+    """Remove every .pyc of a source file; returns those that were there."""
     there = compiled(source)
-    for left in (source.parent / "__pycache__").glob(f"{source.stem}.*.pyc.*"):
-        left.unlink(missing_ok=True)
     for one in there:
         with contextlib.suppress(FileNotFoundError):
             one.path.unlink()
     return there
+
+
+def sweep(source: Path) -> None:
+    """Remove what a killed compiler left of a source file's .pyc."""
+    for left in (source.parent / "__pycache__").glob(f"{source.stem}.*.pyc.*"):
+        left.unlink(missing_ok=True)
 
 
 def compile_again(source: Path, formerly: list[Compiled]) -> None:
@@ -83,7 +87,7 @@ def compile_again(source: Path, formerly: list[Compiled]) -> None:
         if one.tag != sys.implementation.cache_tag:
             continue
         level = int(one.optimization) if one.optimization.isdigit() else 0
-        with contextlib.suppress(OSError, py_compile.PyCompileError), warnings.catch_warnings():
+        with contextlib.suppress(OSError, ValueError, py_compile.PyCompileError), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             py_compile.compile(
                 str(source), str(one.path), doraise=True, optimize=level, invalidation_mode=one.mode, quiet=2

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from patcher import git
-from patcher.errors import LedgerDamaged, NotPermitted, PatcherError, Surroundings
+from patcher.errors import LedgerDamaged, LockHeld, NotPermitted, PatcherError, Surroundings
 from patcher.files import fsync_directory, readable_like, replace_file
 from patcher.manifest import EMPTY, Manifest, from_json, sha256
 
@@ -73,6 +73,24 @@ class Ledger:
     def lock(self) -> Path:
         """The file that whoever changes the target holds a lock on."""
         return self.path / "lock"
+
+    @property
+    def holder(self) -> Path:
+        """The file in which whoever holds the lock says who it is."""
+        return self.path / "lock-holder"
+
+    def held(self, timeout: float) -> LockHeld:
+        """The error for a lock that was not free within `timeout` seconds; it names the holder."""
+        try:
+            found = self.holder.read_text("ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            found = "a process that did not say who it is"
+        return LockHeld(
+            f"another sglang-patch works on this target and did not finish in {timeout:g} s",
+            where=str(self.lock),
+            found=found,
+            hint="wait for it, or use --lock-timeout SECONDS",
+        )
 
     def interrupted(self) -> bool:
         """Whether an operation was begun and has not ended; it is running or was interrupted."""

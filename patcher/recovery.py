@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 from patcher import bytecode
 from patcher.errors import LedgerDamaged
 from patcher.files import beside, fsync_directory, replace_by_link, replace_file
-from patcher.ledger import BRANCH, COPY, Ledger
+from patcher.ledger import COPY, Ledger
 from patcher.manifest import sha256
 from patcher.target import Target
 
@@ -34,7 +35,7 @@ def set_aside_if_damaged(ledger: Ledger) -> str | None:
     try:
         ledger.manifest()
     except LedgerDamaged as error:
-        kept = {ledger.lock.name, HOLDER, ".gitignore"}
+        kept = {ledger.lock.name, ledger.holder.name, ".gitignore"}
         entries = [
             one for one in ledger.path.iterdir() if one.name not in kept and not one.name.startswith(".damaged-")
         ]
@@ -73,10 +74,16 @@ def recover(target: Target, ledger: Ledger) -> str | None:
 
     Raises LedgerDamaged where a file is neither as before nor as after the operation.
     """
+    for path in (ledger.journal, ledger.path / COPY):
+        with contextlib.suppress(OSError):  # a killed operation left it
+            beside(path).unlink(missing_ok=True)
     if not ledger.interrupted():
         return None
     journal = _journal(ledger)
     pending: list[Pending] = journal["files"]
+    (ledger.path / f"{BRANCH}.lock").unlink(missing_ok=True)
+    for one in pending:
+        bytecode.sweep(target.path / one.path)
     if ledger.head() == journal["new_head"]:
         ledger.copy_manifest()
         end_journal(ledger)
@@ -135,11 +142,6 @@ def roll_back(target: Target, ledger: Ledger, pending: list[Pending], old: Mappi
 
 
 def end_journal(ledger: Ledger) -> None:
-    """Say that no operation is under way any more, and remove what a killed one left beside its files."""
-    for path in (ledger.journal, ledger.path / COPY, ledger.path / BRANCH):
-        beside(path).unlink(missing_ok=True)
+    """Say that no operation is under way any more."""
     ledger.journal.unlink(missing_ok=True)
     fsync_directory(ledger.path)
-
-
-HOLDER = "lock-holder"

@@ -20,12 +20,12 @@ from types import FrameType
 from filelock import FileLock, Timeout
 
 from patcher import bytecode
-from patcher.errors import Interrupted, LockHeld, NotPermitted, PatcherError, Surroundings
+from patcher.errors import Interrupted, NotPermitted, PatcherError, Surroundings
 from patcher.files import fsync_directory, prepare, replace_by_link, replace_file
 from patcher.ledger import Ledger
 from patcher.manifest import sha256
 from patcher.plan import FileChange, Plan
-from patcher.recovery import HOLDER, Pending, end_journal, roll_back
+from patcher.recovery import Pending, end_journal, roll_back
 from patcher.target import Target
 
 
@@ -33,7 +33,7 @@ from patcher.target import Target
 def locked(target: Target, ledger: Ledger, timeout: float) -> Iterator[None]:
     """Hold the target's lock, waiting at most `timeout` seconds; the ledger's directory exists from then on.
 
-    Raises LockHeld, naming the holder, and NotPermitted or Surroundings where no lock can be made.
+    Raises naming the holder, and NotPermitted or Surroundings where no lock can be made.
     """
     ledger.require_ours()
     try:
@@ -43,7 +43,7 @@ def locked(target: Target, ledger: Ledger, timeout: float) -> Iterator[None]:
             ignore.write_text("*\n", "ascii")
         lock = FileLock(ledger.lock, timeout=timeout, mode=0o644)
         with lock:
-            holder = ledger.path / HOLDER
+            holder = ledger.holder
             holder.write_text(f"process {os.getpid()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n", "ascii")
             try:
                 yield
@@ -51,23 +51,11 @@ def locked(target: Target, ledger: Ledger, timeout: float) -> Iterator[None]:
                 with contextlib.suppress(OSError):
                     holder.unlink(missing_ok=True)
     except Timeout as error:
-        raise LockHeld(
-            f"another sglang-patch works on this target and did not finish in {timeout:g} s",
-            where=str(ledger.lock),
-            found=_holder(ledger),
-            hint="wait for it, or use --lock-timeout SECONDS",
-        ) from error
+        raise ledger.held(timeout) from error
     except OSError as error:
         if isinstance(error, PatcherError):
             raise
         raise _not_writable(error, target.path) from error
-
-
-def _holder(ledger: Ledger) -> str:
-    try:
-        return (ledger.path / HOLDER).read_text("ascii").strip()
-    except OSError:
-        return "a process that did not say who it is"
 
 
 def _not_writable(error: OSError, path: Path) -> PatcherError:
@@ -131,8 +119,9 @@ def _execute(target: Target, ledger: Ledger, plan: Plan, message: str, diffs: Ma
     # The operation is done. What is left can fail without undoing it: the next command finishes it.
     with contextlib.suppress(OSError, PatcherError):
         ledger.copy_manifest(plan.after.to_json().encode())
-        for change, former in zip(plan.changes, formerly, strict=True):
-            bytecode.compile_again(target.path / change.path, former)
+    for change, former in zip(plan.changes, formerly, strict=True):
+        bytecode.compile_again(target.path / change.path, former)
+    with contextlib.suppress(OSError):
         end_journal(ledger)
     return new_head
 

@@ -1,8 +1,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from patcher.nccl import ConfSetting, check_variable, conf_settings, near_miss, overridden_by_defaults
 

@@ -64,13 +64,28 @@ def names_of_leftovers(package: Path) -> list[str]:
     return [str(path.relative_to(package)) for path in left]
 
 
-def git_that(does: str, folder: Path) -> dict[str, str]:
-    """A PATH with a git that does something before it moves the ledger's branch: the middle of an operation."""
+AT_THE_BRANCH = """
+import os, signal, sys, time
+
+armed = passed = False
+
+def hook(event, arguments):
+    global armed, passed
+    moving = event == "os.rename" and os.fsdecode(arguments[1]).endswith("refs/heads/main")
+    if not passed and ((moving and not {after}) or (armed and event != "os.rename")):
+        passed = True
+        {does}
+    armed = armed or (moving and {after})
+
+sys.addaudithook(hook)
+"""
+
+
+def at_the_branch(does: str, folder: Path, *, after: bool = False) -> dict[str, str]:
+    """A Python that does something just before, or after, the ledger's branch moves: the middle of an operation."""
     folder.mkdir()
-    real = shutil.which("git")
-    (folder / "git").write_text(f'#!/bin/sh\ncase " $* " in *" update-ref "*) {does};; esac\nexec {real} "$@"\n')
-    (folder / "git").chmod(0o755)
-    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+    (folder / "sitecustomize.py").write_text(AT_THE_BRANCH.format(does=does, after=after))
+    return {"PYTHONPATH": str(folder)}
 
 
 def started(*arguments: object, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
@@ -521,16 +536,13 @@ def test_killed_at_any_moment(words: str, template: Path, tmp_path: Path, capsys
     assert not wrong, "\n".join([f"{len(killed)} points:", *wrong])
 
 
-MIDDLE = {
-    "before the branch moved": "kill -KILL $PPID; exit 1",
-    "after the branch moved": '{git} "$@"; kill -KILL $PPID; exit 1',
-}
+MIDDLE = {"before the branch moved": False, "after the branch moved": True}
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 
 
 def interrupted(target: Path, moment: str, folder: Path) -> Path:
     """Kill an apply when all of its files are renamed; returns the package."""
-    does = MIDDLE[moment].format(git=shutil.which("git"))
-    done = run("--target", target, "apply", env=git_that(does, folder))
+    done = run("--target", target, "apply", env=at_the_branch(KILL, folder, after=MIDDLE[moment]))
     assert done.returncode == -signal.SIGKILL
     return Target.find(target).path
 
@@ -567,21 +579,6 @@ def test_killed_while_it_repairs(moment: str, template: Path, tmp_path: Path) ->
             wrong.append(f"{hit.call}: another state")
         wrong += [f"{hit.call}: {name} is left" for name in names_of_leftovers(hit.package)]
     assert not wrong, "\n".join([f"{len(killed)} points:", *wrong])
-
-
-def test_git_that_outlives_its_killed_parent_does_not_part_files_and_record(tree: Path, tmp_path: Path) -> None:
-    """The branch is moved by another process, which may still run when the next command rolls the files back."""
-    go, moved = tmp_path / "go", tmp_path / "moved"
-    does = (
-        f'kill -KILL $PPID; while [ ! -e {go} ]; do sleep 0.02; done; {shutil.which("git")} "$@"; touch {moved}; exit'
-    )
-    assert run("--target", tree, "apply", env=git_that(does, tmp_path / "bin")).returncode == -signal.SIGKILL
-    repairing = started("--target", tree, "repair")
-    time.sleep(1)
-    go.touch()
-    wait_for(moved)
-    assert ended(repairing).returncode == 0
-    assert {str(one.state) for one in status(Target.find(tree)).patches} in ({"applied"}, {"not-applied"})
 
 
 def test_an_interrupted_file_that_somebody_edited_since_is_not_overwritten(template: Path, tmp_path: Path) -> None:
@@ -661,7 +658,9 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["INT", "TERM"])
 def test_a_signal_in_the_middle_waits_for_the_end_of_the_operation(name: str, tree: Path, tmp_path: Path) -> None:
-    done = run("--target", tree, "apply", env=git_that(f"kill -{name} $PPID", tmp_path / "bin"))
+    done = run(
+        "--target", tree, "apply", env=at_the_branch(f"os.kill(os.getpid(), signal.SIG{name})", tmp_path / "bin")
+    )
     assert done.returncode == 130
     assert "interrupted" in done.stderr
     assert names_of_leftovers(tree) == []
@@ -670,9 +669,9 @@ def test_a_signal_in_the_middle_waits_for_the_end_of_the_operation(name: str, tr
     assert contents(tree) == BASE
 
 
-def test_ctrl_c_reaches_git_too_and_leaves_nothing_half_done(tree: Path, tmp_path: Path) -> None:
+def test_ctrl_c_reaches_the_whole_group_and_leaves_nothing_half_done(tree: Path, tmp_path: Path) -> None:
     """A terminal sends the signal to every process in the foreground."""
-    env = git_that("kill -INT 0; sleep 0.2", tmp_path / "bin")
+    env = at_the_branch("os.killpg(0, signal.SIGINT)", tmp_path / "bin")
     done = run("--target", tree, "apply", "--json", env=env, start_new_session=True)
     assert done.returncode == 130
     assert json.loads(done.stdout)["error"]["kind"] == "interrupted"
@@ -684,7 +683,8 @@ def test_ctrl_c_reaches_git_too_and_leaves_nothing_half_done(tree: Path, tmp_pat
 def holder(tree: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """An apply that stands still in the middle, with the lock, until the file `go` is there."""
     go, here = tmp_path / "go", tmp_path / "here"
-    env = git_that(f"touch {here}; while [ ! -e {go} ]; do sleep 0.02; done", tmp_path / "bin")
+    does = f"open({str(here)!r}, 'w').close()\n        while not os.path.exists({str(go)!r}): time.sleep(0.02)"
+    env = at_the_branch(does, tmp_path / "bin")
     process = started("--target", tree, "apply", env=env)
     wait_for(here)
     yield process
