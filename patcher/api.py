@@ -111,7 +111,7 @@ def meant(place: Workplace, manifest: Manifest, ids: Sequence[str]) -> list[str]
             raise UsageError(
                 f"{patch_id} is applied to one {family.family.parameter} at a time, and none is recorded here",
                 expected=f"{patch_id}:NAME, or --set {family.family.parameter}=NAME with apply",
-                hint=f"sglang-patch show {patch_id}   (lists the names that fit)",
+                hint=f"sglang-patch show {patch_id}   # lists the names that fit",
             )
         found += instances if family else [patch_id]
     return list(dict.fromkeys(found))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from patcher.errors import PatcherError
 from patcher.patch import Edit, Finding, Outcome, Params, Rewritten, State
-from patcher.source import Source, Unparsable
+from patcher.source import Source, Unparsable, too_deep
 
 _FAULT = "this is a fault of the patch, not of the target: tell its author"
 
@@ -23,6 +23,11 @@ def attempt(edit: Edit, source: Source, params: Params) -> Outcome:
         reason = f"the file cannot be rewritten: {error.reason}"
         expected, found = "Python that LibCST can parse and give back unchanged", error.reason
         return Finding(State.CONFLICT, reason, error.line, expected, found, source.path)
+    except RecursionError:
+        reason = f"the file cannot be rewritten: {too_deep(source.data)}"
+        return Finding(
+            State.CONFLICT, reason, None, "code that is less deeply nested", "a recursion error", source.path
+        )
     except PatcherError:
         raise
     except Exception as error:  # noqa: BLE001 (one patch author's fault must not hide the other patches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -404,6 +405,9 @@ def repair() -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; nothing is raised but SystemExit by shell completion."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a path can hold any byte
     as_json = "--json" in arguments
     try:
         code = cli.main(arguments, prog_name="sglang-patch", standalone_mode=False)

@@ -51,11 +51,11 @@ def compose(survey: Survey, put: Sequence[Wanted], forgotten: set[str]) -> tuple
 def _rederived(survey: Survey, put: Sequence[Wanted]) -> list[Wanted]:
     """The patches in place that can be made again, exactly, from the catalog: none if a file has other edits."""
     named = {wanted.patch.id for wanted in put}
-    if not all(survey.as_recorded(record.path) for record in survey.manifest.files):
-        return []
     again = []
     for application in survey.manifest.applications:
         patch = survey.catalog.get(application.id)
+        if not all(survey.as_recorded(file.path) for file in application.files):
+            continue
         if application.id in named or patch is None or patch.revision != application.revision:
             continue
         try:
@@ -109,7 +109,14 @@ def _insert(survey: Survey, wanted: Wanted, sources: dict[str, Source]) -> Appli
         files.append(AppliedFile(path, between(source.data, outcome.data)))
         sources[path] = outcome
     return Application(
-        patch.id, patch.revision, patch.summary, wanted.profile, wanted.overrides, wanted.params, tuple(files)
+        patch.id,
+        patch.revision,
+        patch.summary,
+        wanted.profile,
+        wanted.overrides,
+        wanted.params,
+        tuple(files),
+        survey.target.version,
     )
 
 

@@ -7,6 +7,7 @@ edits elsewhere in the file do not matter, and an edit inside it is noticed. All
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -18,13 +19,25 @@ class Hunk:
     """Lines that a patch replaced: `before` became `after`.
 
     `after` is never empty and unique in the file that the patch made: where the change alone is not, lines around it
-    belong to both sides. `line` (from 1) and `scope` (the dotted name of the class or function) are where it was put.
+    belong to both sides. At the end of a file without a final newline it begins with the newline that the line above it
+    got. `line` (from 1) and `scope` (the dotted name of the class or function) are where it was put; `above` and
+    `below` are the nearest lines around it that are not empty.
     """
 
     before: bytes
     after: bytes
     line: int
     scope: str
+    above: bytes = b""
+    below: bytes = b""
+
+    @property
+    def ends_the_file(self) -> bool:
+        """Whether it was put behind a last line that had no newline."""
+        return not self.before and self.after.startswith(_NEWLINES) and not self.after.endswith(_NEWLINES)
+
+
+_NEWLINES = (b"\n", b"\r")
 
 
 def between(old: bytes, new: bytes) -> tuple[Hunk, ...]:
@@ -33,11 +46,16 @@ def between(old: bytes, new: bytes) -> tuple[Hunk, ...]:
     tree = syntax(new)
     hunks = []
     last = (0, 0)
-    for i1, i2, j1, j2 in _changed(a, b):
-        i1, i2, j1, j2 = _grown_until_unique(a, b, new, (i1, i2, j1, j2), floor=last)
+    for changed in _changed(a, b):
+        i1, i2, j1, j2 = _grown_until_unique(a, b, new, changed, floor=last)
         last = (i2, j2)
-        line = j1 + 1 + next((n for n, text in enumerate(b[j1:j2]) if text.strip()), 0)
-        hunks.append(Hunk(b"".join(a[i1:i2]), b"".join(b[j1:j2]), j1 + 1, scope_at(tree, line)))
+        before, after = b"".join(a[i1:i2]), b"".join(b[j1:j2])
+        if i2 == len(a) and before and not before.endswith(_NEWLINES) and after.startswith(before):
+            before, after = b"", after[len(before) :]
+        line = j1 + 1 + next((n for n, text in enumerate(after.splitlines()) if text.strip()), 0)
+        above = next((text for text in reversed(b[:j1]) if text.strip()), b"").strip()
+        below = next((text for text in b[j2:] if text.strip()), b"").strip()
+        hunks.append(Hunk(before, after, j1 + 1, scope_at(tree, line), above, below))
     return tuple(hunks)
 
 
@@ -54,12 +72,8 @@ def _changed(a: Sequence[bytes], b: Sequence[bytes]) -> list[tuple[int, int, int
         return []
     if not old or not new:
         return [(start, start + len(old), start, start + len(new))]
-    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-    return [
-        (start + i1, start + i2, start + j1, start + j2)
-        for tag, i1, i2, j1, j2 in matcher.get_opcodes()
-        if tag != "equal"
-    ]
+    codes = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    return [(start + i1, start + i2, start + j1, start + j2) for tag, i1, i2, j1, j2 in codes if tag != "equal"]
 
 
 def _grown_until_unique(
@@ -68,50 +82,81 @@ def _grown_until_unique(
     """The span with as many equal lines around it as it takes to make its new text non-empty and unique."""
     i1, i2, j1, j2 = span
     while len(_places(new, b"".join(b[j1:j2]))) != 1:
-        before, after = j1 > floor[1] and i1 > floor[0], j2 < len(b) and i2 < len(a) and a[i2] == b[j2]
-        if before:
+        if j1 > floor[1] and i1 > floor[0]:
             i1, j1 = i1 - 1, j1 - 1
-        elif after:
+        elif j2 < len(b) and i2 < len(a) and a[i2] == b[j2]:
             i2, j2 = i2 + 1, j2 + 1
         else:
             break
     return i1, i2, j1, j2
 
 
-def _places(data: bytes, text: bytes) -> list[int]:
-    """The offsets at which `text`, whole lines, stands in `data`."""
+def _places(data: bytes, text: bytes, *, behind: bool = False) -> list[int]:
+    """The offsets at which `text`, whole lines, stands in `data`; with `behind` it begins with the end of a line."""
     places: list[int] = []
     at = data.find(text) if text else -1
     while at >= 0:
         end = at + len(text)
-        starts = at == 0 or data[at - 1 : at] in (b"\n", b"\r")
-        ends = end == len(data) or text.endswith((b"\n", b"\r")) or data[end : end + 1] in (b"\n", b"\r")
+        starts = behind or at == 0 or data[at - 1 : at] in _NEWLINES
+        ends = end == len(data) or text.endswith(_NEWLINES) or data[end : end + 1] in _NEWLINES
         if starts and ends:
             places.append(at)
         at = data.find(text, at + 1)
     return places
 
 
-def find(data: bytes, hunk: Hunk) -> int | None:
-    """The offset of the hunk's text in `data`: unchanged, once, and still in its class or function; else None."""
-    places = _places(data, hunk.after)
-    if not places:
+def find(data: bytes, hunk: Hunk) -> tuple[int, int] | None:
+    """Where the hunk's text is in `data`, as offsets: unchanged, once, and still in its class or function; else None.
+
+    Empty lines at the edges of what was inserted may have moved or gone: nobody can tell whose they are.
+    """
+    at = _the_one_in_scope(data, hunk, hunk.after, behind=hunk.ends_the_file)
+    if at is not None:
+        return at, at + len(hunk.after)
+    lines = hunk.after.splitlines(keepends=True)
+    solid = [n for n, line in enumerate(lines) if line.strip()]
+    if hunk.before or not solid:
         return None
-    tree = syntax(data)
+    core = b"".join(lines[solid[0] : solid[-1] + 1])
+    core = core.rstrip(b"\r\n") if hunk.ends_the_file else core
+    at = _the_one_in_scope(data, hunk, core)
+    return None if at is None else _with_gaps(data, at, at + len(core), len(lines) - len(solid), hunk)
+
+
+def _the_one_in_scope(data: bytes, hunk: Hunk, text: bytes, *, behind: bool = False) -> int | None:
+    places = _places(data, text, behind=behind)
+    tree = syntax(data) if places else None
     if tree is None:
         return places[0] if len(places) == 1 else None
-    skipped = len(hunk.after) - len(hunk.after.lstrip())
+    skipped = len(text) - len(text.lstrip())
     inside = [at for at in places if scope_at(tree, line_of(data, at + skipped)) == hunk.scope]
     return inside[0] if len(inside) == 1 else None
+
+
+_EMPTY_BEFORE = re.compile(rb"(?:^|(?<=[\r\n]))[ \t\f]*(?:\r\n|\n|\r)$")
+_EMPTY_AFTER = re.compile(rb"[ \t\f]*(?:\r\n|\n|\r)")
+
+
+def _with_gaps(data: bytes, start: int, end: int, count: int, hunk: Hunk) -> tuple[int, int]:
+    """The range with at most `count` empty lines around it, and at the file's end the newline of the line above."""
+    inner = [line for line in hunk.after.strip().splitlines() if not line.strip()]
+    count -= len(inner)
+    while count > 0 and (found := _EMPTY_BEFORE.search(data, max(0, start - 200), start)):
+        start, count = found.start(), count - 1
+    while count > 0 and (found := _EMPTY_AFTER.match(data, end)):
+        end, count = found.end(), count - 1
+    if hunk.ends_the_file and end == len(data):
+        start -= 2 if data[:start].endswith(b"\r\n") else 1 if start else 0
+    return start, end
 
 
 def take_out(data: bytes, hunks: Sequence[Hunk]) -> bytes | None:
     """`data` with each hunk's text put back to what was there before; None where one cannot be found."""
     for hunk in reversed(hunks):
-        at = find(data, hunk)
-        if at is None:
+        found = find(data, hunk)
+        if found is None:
             return None
-        data = data[:at] + hunk.before + data[at + len(hunk.after) :]
+        data = data[: found[0]] + hunk.before + data[found[1] :]
     return data
 
 
@@ -123,15 +168,28 @@ def take_out_found(data: bytes, hunks: Sequence[Hunk]) -> bytes:
     return data
 
 
+def in_its_place(data: bytes, hunk: Hunk) -> tuple[int, bytes] | None:
+    """The first line (from 1, and its text) that stands where a hunk's text was.
+
+    None where nothing does, but what was there before it.
+    """
+    lines = [line.strip() for line in data.splitlines()]
+    starts = [n for n, line in enumerate(lines) if line == hunk.above] if hunk.above else [-1]
+    ends = [n for n, line in enumerate(lines) if line == hunk.below] if hunk.below else [len(lines)]
+    pairs = [(start, end) for start in starts for end in ends if start < end]
+    if not pairs:
+        return None
+    start, end = min(pairs, key=lambda pair: (pair[1] - pair[0], abs(pair[0] - hunk.line)))
+    before = {line.strip() for line in hunk.before.splitlines()}
+    return next(((n + 1, lines[n]) for n in range(start + 1, end) if lines[n] and lines[n] not in before), None)
+
+
 def line_of(data: bytes, offset: int) -> int:
     """The line number (from 1) of an offset."""
-    return len(data[:offset].splitlines()) + (1 if offset == 0 or data[offset - 1 : offset] in (b"\n", b"\r") else 0)
+    return len(data[:offset].splitlines()) + (1 if offset == 0 or data[offset - 1 : offset] in _NEWLINES else 0)
 
 
 def placed(data: bytes, hunks: Sequence[Hunk]) -> tuple[Hunk, ...]:
     """The hunks with the lines at which they stand in `data`."""
-    placed_hunks = []
-    for hunk in hunks:
-        at = find(data, hunk)
-        placed_hunks.append(hunk if at is None else replace(hunk, line=line_of(data, at)))
-    return tuple(placed_hunks)
+    found = [(hunk, find(data, hunk)) for hunk in hunks]
+    return tuple(replace(hunk, line=line_of(data, at[0])) if at else hunk for hunk, at in found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from patcher.errors import UsageError
-from patcher.hunks import Hunk
+from patcher.hunks import Hunk, in_its_place
 from patcher.manifest import Application
 from patcher.patch import Finding, Params, Patch, State
 
@@ -43,7 +43,7 @@ def advice(patch: Patch, finding: Finding) -> str | None:
     if finding.state is State.CONFLICT:
         return f"sglang-patch show {patch.id}, and change the file there, or apply the other patches by name"
     if finding.state is State.ABSENT:
-        return f"sglang-patch show {patch.id}   (says which releases it is for)"
+        return f"sglang-patch show {patch.id}   # says which releases it is for"
     return None
 
 
@@ -81,18 +81,14 @@ def first_difference(data: bytes, hunk: Hunk) -> tuple[int | None, str, str | No
     own = [line for line in wanted if line.strip() and line not in hunk.before.splitlines()]
     start = next((number for number, line in enumerate(lines) if own and line == own[0]), None)
     if start is None:
-        kept = next(
-            ((n, line) for line in own for n, other in enumerate(lines) if line == other and len(line.strip()) > 20),
-            None,
-        )
-        if kept is None:
-            return None, _shown(own[0] if own else b""), None
-        return kept[0] + 1, _shown(own[0]), _shown(kept[1])
-    offset = wanted.index(own[0])
-    for n, line in enumerate(wanted[offset:]):
-        now = lines[start + n] if start + n < len(lines) else b""
+        there = in_its_place(data, hunk)
+        expected = _shown(own[0] if own else b"")
+        return (there[0], expected, _shown(there[1])) if there else (None, expected, None)
+    first = start - wanted.index(own[0])
+    for n, line in enumerate(wanted):
+        now = lines[first + n] if 0 <= first + n < len(lines) else b""
         if now != line:
-            return start + n + 1, _shown(line), _shown(now)
+            return first + n + 1, _shown(line), _shown(now)
     return start + 1, f"once, in {hunk.scope or 'the module'}", "elsewhere, or more than once"
 
 

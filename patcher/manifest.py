@@ -24,7 +24,10 @@ class AppliedFile:
 
 @dataclass(frozen=True)
 class Application:
-    """One applied patch: its revision, the parameters that were asked for and those that resulted, its changes."""
+    """One applied patch: its revision, the parameters that were asked for and those that resulted, its changes.
+
+    `sglang` is the version of SGLang that it was applied to.
+    """
 
     id: str
     revision: int
@@ -33,6 +36,7 @@ class Application:
     overrides: Params
     params: Params
     files: tuple[AppliedFile, ...]
+    sglang: str | None = None
 
     def hunks_in(self, path: str) -> tuple[Hunk, ...]:
         """Its hunks in one file."""
@@ -122,8 +126,8 @@ def _text(value: object) -> object:
 
 
 def _bytes(fields: dict[str, object]) -> dict[str, object]:
-    """The reverse of `_text` for the two fields of a hunk that hold bytes."""
-    for name in ("before", "after"):
+    """The reverse of `_text` for the fields of a hunk that hold bytes."""
+    for name in ("before", "after", "above", "below"):
         value = fields.get(name)
         if isinstance(value, str):
             fields[name] = value.encode("utf-8", "surrogateescape")

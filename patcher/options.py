@@ -15,10 +15,12 @@ def typed(text: str) -> str:
     """A hint with the target that this command was given, so that what is typed next means the same SGLang."""
     context = click.get_current_context(silent=True)
     options = context.find_object(Options) if context else None
-    if options is None or not (options.target or options.python):
+    if options is None:
         return text
-    name, value = ("--target", options.target) if options.target else ("--python", options.python)
-    return _COMMAND.sub(lambda found: f"{found[0]} {name} {shlex.quote(str(value))}", text)
+    given = [("--target", options.target), ("--python", options.python), ("--ledger", options.ledger)]
+    given += [("--patches", directory) for directory in options.patches]
+    words = " ".join(f"{name} {shlex.quote(str(value))}" for name, value in given if value)
+    return _COMMAND.sub(lambda found: f"{found[0]} {words}", text) if words else text
 
 
 # A command that is suggested: not the program's name in a sentence.

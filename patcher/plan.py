@@ -152,7 +152,7 @@ def _decide(survey: Survey, request: Request) -> tuple[Step, Wanted | None]:
         case State.OUTDATED:
             return Step(patch_id, Action.UPDATE, status, status.reason), wanted
         case State.LOST if not request.by_name and status.hint and "revert" in status.hint:
-            return Step(patch_id, Action.SKIP, status, f"{status.reason}; {status.hint}"), None
+            return Step(patch_id, Action.FORGET, status, f"{status.reason}: its record stays in the history"), None
         case State.DRIFTED if status.found is not None:
             return Step(patch_id, Action.REFUSE, status, status.reason), None
         case _:
@@ -200,6 +200,8 @@ def plan_revert(survey: Survey, ids: Sequence[str]) -> Plan:
     if plan.refused:
         return plan
     gone = {step.id for step in steps if step.action in (Action.REVERT, Action.FORGET)}
+    if not gone:
+        return plan
     applications = with_places((one for one in before.applications if one.id not in gone), texts)
     return replace(plan, after=manifest_of(survey, applications, texts), changes=_changes(survey, applications, texts))
 

@@ -55,7 +55,9 @@ def _proved(survey: Survey, patch: Patch) -> Application | None:
         files = [_proved_file(survey, patch, edit, params) for edit in patch.edits]
         whole = [file for file in files if file is not None]
         if len(whole) == len(files):
-            return Application(patch.id, patch.revision, patch.summary, profile, {}, params, tuple(whole))
+            return Application(
+                patch.id, patch.revision, patch.summary, profile, {}, params, tuple(whole), survey.target.version
+            )
     return None
 
 

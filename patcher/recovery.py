@@ -12,7 +12,7 @@ from typing import Any
 from patcher import bytecode
 from patcher.errors import LedgerDamaged
 from patcher.files import beside, fsync_directory, replace_by_link, replace_file
-from patcher.ledger import COPY, Ledger
+from patcher.ledger import BRANCH, COPY, Ledger
 from patcher.manifest import sha256
 from patcher.target import Target
 

@@ -26,10 +26,18 @@ class Source:
     therefore parses a file once.
     """
 
-    def __init__(self, path: str, data: bytes | None = None, module: cst.Module | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        data: bytes | None = None,
+        module: cst.Module | None = None,
+        feeds: tuple[bytes, bytes] | None = None,
+    ) -> None:
         if (data is None) == (module is None):
             raise TypeError("a Source is made from data or from a module")
         self.path = path
+        # The bytes with the form feeds that LibCST drops, and the bytes that it gives back, line for line the same.
+        self._feeds = feeds
         if data is not None:
             self.data = data
         if module is not None:
@@ -37,12 +45,12 @@ class Source:
 
     def with_module(self, module: cst.Module) -> Source:
         """The same file with other contents."""
-        return Source(self.path, module=module)
+        return Source(self.path, module=module, feeds=self._feeds)
 
     @cached_property
     def data(self) -> bytes:
         """The file's bytes, encoded as the file says, with its byte order mark if it has one."""
-        return self.module.bytes
+        return self.module.bytes if self._feeds is None else _with_feeds(*self._feeds, self.module.bytes)
 
     @cached_property
     def module(self) -> cst.Module:
@@ -54,17 +62,48 @@ class Source:
 
         try:
             module = cst.parse_module(self.data)
+            written = module.bytes
+        except RecursionError as error:
+            raise Unparsable(too_deep(self.data)) from error
         except cst.ParserSyntaxError as error:
-            raise Unparsable(_why_unparsable(self.data, error.message), _line(error)) from error
-        except (UnicodeDecodeError, LookupError, SyntaxError, ValueError, RecursionError) as error:
+            raise Unparsable(_why_unparsable(self.data, error.message), _line(self.data, error.raw_line)) from error
+        except (UnicodeDecodeError, LookupError, SyntaxError, ValueError) as error:
             raise Unparsable(_why_unparsable(self.data, str(error) or type(error).__name__)) from error
-        if module.bytes != self.data:
-            raise Unparsable("its line endings or encoding would not survive a rewrite (a lone carriage return?)")
+        if written != self.data:
+            if _without_feeds(written) != _without_feeds(self.data):
+                guess = " (a lone carriage return?)" if b"\r" in self.data else ""
+                raise Unparsable(f"its line endings, blanks or encoding would not survive a rewrite{guess}")
+            self._feeds = self.data, written
         return module
 
 
-def _line(error: cst.ParserSyntaxError) -> int | None:
-    return error.raw_line if error.raw_line > 0 else None
+def _without_feeds(data: bytes) -> list[bytes]:
+    return data.replace(b"\x0c", b"").splitlines(keepends=True)
+
+
+def _with_feeds(original: bytes, plain: bytes, new: bytes) -> bytes:
+    """`new`, which was made from `plain`, with the lines that stayed as they are in `original`."""
+    import difflib
+
+    a, b, lines = (text.splitlines(keepends=True) for text in (plain, new, original))
+    codes = difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
+    return b"".join(b"".join(lines[i1:i2] if tag == "equal" else b[j1:j2]) for tag, i1, i2, j1, j2 in codes)
+
+
+def _line(data: bytes, line: int) -> int | None:
+    """The line of the fault: Python's own word where it finds one too, as LibCST's can be the first of a statement."""
+    try:
+        ast.parse(data)
+    except SyntaxError as error:
+        return error.lineno
+    except (ValueError, RecursionError, MemoryError):
+        return None
+    return line if line > 0 else None
+
+
+def too_deep(data: bytes) -> str:
+    """One sentence on a file that is nested more deeply than LibCST can follow."""
+    return _why_unparsable(data, "it is nested too deeply")
 
 
 def _why_unparsable(data: bytes, message: str) -> str:

@@ -123,7 +123,7 @@ class Survey:
     def _gone(self, known: PatchStatus, application: Application, patch: Patch | None) -> PatchStatus:
         """The status of a recorded patch that is not whole: lost, drifted, or upstream by now."""
         broken = [file.path for file in application.files if known.id in self._broken_in(file.path)]
-        reasons = [self._why_lost(record) for path in broken if (record := self.manifest.file(path))]
+        reasons = [self._why_lost(record, application) for path in broken if (record := self.manifest.file(path))]
         traces = any(marked(self.text(path), known.id) is not None for path in broken)
         if traces or not all(reasons):
             return self._drifted(known, application, broken[0])
@@ -132,17 +132,17 @@ class Survey:
             return replace(
                 known,
                 state=State.UPSTREAM,
-                reason=f"{outcome.reason}; it was applied to SGLang {self.manifest.version}, its record can go",
+                reason=f"{outcome.reason}; it was applied to SGLang {application.sglang}, its record can go",
                 hint=f"sglang-patch revert {known.id}",
             )
         reason, hint = str(reasons[0]), f"sglang-patch apply {known.id}"
         if isinstance(outcome, Finding) and outcome.state is State.ABSENT:
-            reason, hint = f"{reason}; {outcome.reason}", f"sglang-patch revert {known.id}   (drops its record)"
+            reason, hint = f"{reason}; {outcome.reason}", f"sglang-patch revert {known.id}   # drops its record"
         return replace(known, state=State.LOST, where=broken[0], reason=reason, hint=hint)
 
-    def _why_lost(self, record: FileRecord) -> str | None:
+    def _why_lost(self, record: FileRecord, application: Application) -> str | None:
         """Why the absence of a patch means that SGLang was installed anew, or None if it does not."""
-        data, before, now = self.text(record.path), self.manifest.version, self.target.version
+        data, before, now = self.text(record.path), application.sglang, self.target.version
         if before != now:
             return f"SGLang {before} was patched, and this is {now}"
         if data is None:
@@ -157,11 +157,15 @@ class Survey:
         data = self.text(path)
         if data is None:
             return replace(known, state=State.DRIFTED, where=path, reason="the patched file is not there any more")
-        hunk = next(hunk for hunk in application.hunks_in(path) if find(data, hunk) is None)
+        hunks = application.hunks_in(path)
+        without = data
+        for later in reversed(self.manifest.applications[self.manifest.applications.index(application) + 1 :]):
+            without = take_out_found(without, later.hunks_in(path))
+        hunk = next((hunk for hunk in hunks if find(without, hunk) is None), hunks[0])
         line, expected, found = first_difference(data, hunk)
         if found is None:
             reason = f"the patched lines were taken out of {hunk.scope or 'the file'}, and not by sglang-patch"
-            hint = f"sglang-patch apply {known.id}   (puts them back)"
+            hint = f"sglang-patch apply {known.id}   # puts them back"
         else:
             reason = "the patched lines were edited since"
             hint = f"sglang-patch diff {known.id}, and undo the edit or take over what you want"

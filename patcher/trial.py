@@ -227,7 +227,7 @@ def _nearby(version: str, said: str) -> str | None:
     _, listed, rest = said.partition("(from versions: ")
     known = rest.partition(")")[0].split(", ") if listed else []
     near = [one for one in known if one.rpartition(".")[0] == version.rpartition(".")[0]][-5:] or known[-3:]
-    return f"sglang-patch try {near[-1]}   (there are {', '.join(near)})" if near else None
+    return f"sglang-patch try {near[-1]}   # there are {', '.join(near)}" if near else None
 
 
 def _with_moves(one: TriedPatch, place: Workplace, manifest: Manifest, target: Target) -> TriedPatch:

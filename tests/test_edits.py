@@ -496,11 +496,10 @@ def test_an_edit_in_another_file_does_not_make_the_order_count(fixture_tree: Tre
     texts = set()
     for order in (["same-place-one", "same-place-two"], ["same-place-two", "same-place-one"]):
         package = fixture_tree("classic")
-        done(apply(place(package, local_patches), [EAGLE]))
+        done(apply(place(package, local_patches), [EAGLE, order[0]]))
         with (package / KIMI).open("a") as kimi:
             kimi.write("# ours\n")
-        for name in order:
-            done(apply(place(package, local_patches), [name]))
+        done(apply(place(package, local_patches), [order[1]]))
         texts.add((package / ENGINE).read_text())
     assert len(texts) == 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -55,8 +56,8 @@ class Prompt:
         return Done(code, out, err)
 
     def type_hint(self, hint: str) -> Done:
-        """Types what a hint says; an explanation may follow in brackets."""
-        words = re.sub(r" *\(.*\)$", "", hint).split()
+        """Types what a hint says; an explanation may follow as a comment."""
+        words = shlex.split(hint, comments=True)
         assert words[0] == "sglang-patch", hint
         return self(*words[1:])
 
@@ -348,6 +349,24 @@ def test_chosen_parameters_stay_until_others_are_chosen(fixture_tree: Tree, prom
     assert type_("apply", NCCL, "--profile", "pcie-latency").code == 0
     one = type_.look(NCCL)
     assert (one["state"], one["params"]["NCCL_PROTO"], one["params"]["NCCL_NTHREADS"]) == ("applied", "LL", "512")
+
+
+def test_what_check_says_to_type_means_the_same_patch_and_the_same_ledger(
+    patch_file: Callable[..., Path], fixture_tree: Tree, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [
+        "--target",
+        str(fixture_tree("classic")),
+        "--patches",
+        str(patch_file()),
+        "--ledger",
+        str(tmp_path / "l"),
+    ]
+    assert main([*options, "check", "site-note"]) == 1
+    typed = shlex.split(capsys.readouterr().out.partition("; type: ")[2])
+    assert typed[0] == "sglang-patch"
+    assert main(typed[1:]) == 0
+    assert main([*options, "check", "site-note"]) == 0
 
 
 # drifted
