@@ -79,17 +79,20 @@ def first_difference(data: bytes, hunk: Hunk) -> tuple[int | None, str, str | No
     """
     lines, wanted = data.splitlines(), hunk.after.splitlines()
     own = [line for line in wanted if line.strip() and line not in hunk.before.splitlines()]
-    start = next((number for number, line in enumerate(lines) if own and line == own[0]), None)
-    if start is None:
+    starts = [number - wanted.index(own[0]) for number, line in enumerate(lines) if own and line == own[0]]
+    if not starts:
         there = in_its_place(data, hunk)
         expected = _shown(own[0] if own else b"")
         return (there[0], expected, _shown(there[1])) if there else (None, expected, None)
-    first = start - wanted.index(own[0])
+    # where most of its lines are
+    first = max(
+        starts, key=lambda at: sum(lines[max(at, 0) + n : max(at, 0) + n + 1] == [w] for n, w in enumerate(wanted))
+    )
     for n, line in enumerate(wanted):
         now = lines[first + n] if 0 <= first + n < len(lines) else b""
         if now != line:
             return first + n + 1, _shown(line), _shown(now)
-    return start + 1, f"once, in {hunk.scope or 'the module'}", "elsewhere, or more than once"
+    return first + 1, f"once, in {hunk.scope or 'the module'}", "elsewhere, or more than once"
 
 
 def _shown(line: bytes) -> str:

@@ -162,7 +162,10 @@ class Survey:
         for later in reversed(self.manifest.applications[self.manifest.applications.index(application) + 1 :]):
             without = take_out_found(without, later.hunks_in(path))
         hunk = next((hunk for hunk in hunks if find(without, hunk) is None), hunks[0])
-        line, expected, found = first_difference(data, hunk)
+        line, expected, found = first_difference(without, hunk)
+        if line is not None and without != data:  # its number in the file, where the later patches are too
+            texts = [text.strip().decode("utf-8", "replace") for text in data.splitlines()]
+            line = next((n for n, text in enumerate(texts, 1) if n >= line and text == found), line)
         if found is None:
             reason = f"the patched lines were taken out of {hunk.scope or 'the file'}, and not by sglang-patch"
             hint = f"sglang-patch apply {known.id}   # puts them back"

@@ -673,20 +673,19 @@ def test_a_ledger_copied_to_another_release(applied: Path, fixture_tree: Callabl
 
 
 def test_a_branch_that_somebody_moved_meanwhile_is_left_alone(applied: Path, tmp_path: Path) -> None:
-    """A git on PATH that moves the branch just before it is asked to."""
+    """Somebody's git moves the branch while the new files are put in place."""
     ledger = applied / ".sglang-patch"
     patched = contents(applied)
-    real = shutil.which("git")
     words = ["git", "--git-dir", ledger, *IDENTITY, "commit-tree", "-p", "main", "-m", "theirs", "main^{tree}"]
     theirs = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "git").write_text(
-        "#!/bin/sh\n"
-        f'case " $* " in *" update-ref "*) {real} --git-dir {ledger} update-ref refs/heads/main {theirs};; esac\n'
-        f'exec {real} "$@"\n'
+    (tmp_path / "bin" / "sitecustomize.py").write_text(
+        "import os, sys\n\n\ndef hook(event, arguments):\n"
+        f"    if event == 'os.rename' and os.fsdecode(arguments[1]) == {str(applied / ENGINE)!r}:\n"
+        f"        open({str(ledger / 'refs/heads/main')!r}, 'w').write({theirs!r} + chr(10))\n\n\n"
+        "sys.addaudithook(hook)\n"
     )
-    (tmp_path / "bin" / "git").chmod(0o755)
-    done = run("--target", applied, "revert", "--all", env={"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"})
+    done = run("--target", applied, "revert", "--all", env={"PYTHONPATH": str(tmp_path / "bin")})
     assert done.returncode == 4
     assert str(ledger) in done.stderr
     assert head(ledger) == theirs
