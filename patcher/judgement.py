@@ -84,10 +84,13 @@ def first_difference(data: bytes, hunk: Hunk) -> tuple[int | None, str, str | No
         there = in_its_place(data, hunk)
         expected = _shown(own[0] if own else b"")
         return (there[0], expected, _shown(there[1])) if there else (None, expected, None)
-    # where most of its lines are
-    first = max(
-        starts, key=lambda at: sum(lines[max(at, 0) + n : max(at, 0) + n + 1] == [w] for n, w in enumerate(wanted))
-    )
+
+    def likeness(at: int) -> tuple[int, int]:
+        """How many of the hunk's lines are there, and how near it is to where they were."""
+        there = sum(0 <= at + n < len(lines) and lines[at + n] == line for n, line in enumerate(wanted))
+        return there, -abs(at + 1 - hunk.line)
+
+    first = max(starts, key=likeness)
     for n, line in enumerate(wanted):
         now = lines[first + n] if 0 <= first + n < len(lines) else b""
         if now != line:
