@@ -24,7 +24,7 @@ from patcher.target import Target
 
 if TYPE_CHECKING:
     from patcher.launchers import LaunchPath
-    from patcher.ledger import Entry
+    from patcher.objects import Entry
     from patcher.plan import Plan, Request
 
 T = TypeVar("T")

@@ -11,11 +11,11 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 
 from patcher import __version__, report
+from patcher.completion import PatchId, ProfileName
 from patcher.errors import Interrupted, PatcherError, Surroundings, TargetNotFound, UsageError
 from patcher.options import Group, Options, typed
 from patcher.patch import State
@@ -25,36 +25,7 @@ from patcher.target import Target
 NOT_IN_PLACE = 1
 
 
-class _PatchId(click.ParamType[str]):
-    """A patch id, which the shell can complete."""
-
-    name = "id"
-
-    def shell_complete(self, context: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
-        from click.shell_completion import CompletionItem
-
-        from patcher.catalog import collect
-
-        return [
-            CompletionItem(name, help=one.summary) for name, one in collect().items() if name.startswith(incomplete)
-        ]
-
-
-class _Profile(_PatchId):
-    """A profile of any patch, which the shell can complete."""
-
-    name = "name"
-
-    def shell_complete(self, context: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
-        from click.shell_completion import CompletionItem
-
-        from patcher.catalog import collect
-
-        profiles = {name: profile for one in collect().values() for name, profile in one.profiles.items()}
-        return [CompletionItem(name, help=one.summary) for name, one in profiles.items() if name.startswith(incomplete)]
-
-
-ids = click.argument("ids", metavar="[ID]...", nargs=-1, type=_PatchId())
+ids = click.argument("ids", metavar="[ID]...", nargs=-1, type=PatchId())
 dry_run = click.option("--dry-run", is_flag=True, help="Show what would be done, with the diff, and write nothing.")
 
 
@@ -115,7 +86,7 @@ Examples:
 """
 )
 @ids
-@click.option("--profile", metavar="NAME", type=_Profile(), help="The named set of parameters.")
+@click.option("--profile", metavar="NAME", type=ProfileName(), help="The named set of parameters.")
 @click.option(
     "--set", "settings", metavar="KEY=VALUE", multiple=True, help="One parameter; an empty value leaves it out."
 )
@@ -292,7 +263,7 @@ def list_() -> int:
 
 
 @cli.command(epilog="\b\nExample:\n  sglang-patch show nccl-defaults")
-@click.argument("patch_id", metavar="ID", type=_PatchId())
+@click.argument("patch_id", metavar="ID", type=PatchId())
 def show(patch_id: str) -> int:
     """One patch: why, for which releases, profiles and parameters, when to retire it."""
     from patcher.catalog import collect

@@ -16,7 +16,7 @@ from rich.text import Text
 from patcher.compose import inserted
 from patcher.judgement import PatchStatus
 from patcher.launchers import LaunchPath
-from patcher.ledger import Entry
+from patcher.objects import Entry
 from patcher.options import typed
 from patcher.patch import Candidate, Patch, State
 from patcher.plan import Action, Plan, Step

@@ -16,16 +16,16 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from patcher import git
-from patcher.errors import LedgerDamaged, LockHeld, NotPermitted, PatcherError, Surroundings
+from patcher.errors import LedgerDamaged, LockHeld, NotPermitted, Surroundings
 from patcher.files import fsync_directory, readable_like, replace_file
 from patcher.manifest import EMPTY, Manifest, from_json, sha256
+from patcher.objects import DamageNamed, Entry, entry_of, put_tree
 
 if TYPE_CHECKING:
     from git import Repo
@@ -42,20 +42,6 @@ COPY = "manifest.json"
 _IDENTITY = "sglang-patch <sglang-patch@localhost>"
 # The bytes are in the tree to be restored, the diffs to be read: `git log -p` shows the latter.
 _ATTRIBUTES = "base/** -diff\npatched/** -diff\nreplaced/** -diff\nmanifest.json -diff\n"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One operation of the history: commit, time in seconds since the epoch, subject, trailers."""
-
-    commit: str
-    time: int
-    subject: str
-    trailers: tuple[tuple[str, str], ...]
-
-    def all(self, name: str) -> list[str]:
-        """The values of the trailers of one name."""
-        return [value for key, value in self.trailers if key == name]
 
 
 class Ledger:
@@ -211,14 +197,14 @@ class Ledger:
         with self._opened() as repository:
             commit: Commit | None = repository.commit(head)
             while commit is not None:
-                found.append(_entry(commit))
+                found.append(entry_of(commit))
                 commit = commit.parents[0] if commit.parents else None
         return found
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[Repo]:
         """The repository, through GitPython, with its objects read by gitdb: no git command is needed or started."""
-        with self._damage_named():
+        with DamageNamed(self.path):
             from gitdb import GitDB
 
             with git.scrubbed():
@@ -258,8 +244,8 @@ class Ledger:
             written.append(sha)
             return sha
 
-        with self._damage_named():
-            tree = _put_tree(put, {**files, COPY: manifest.to_json().encode()})
+        with DamageNamed(self.path):
+            tree = put_tree(put, {**files, COPY: manifest.to_json().encode()})
             head, now = self.head(), int(time.time())
             lines = [f"tree {tree.hex()}", *([f"parent {head}"] if head else [])]
             lines += [f"author {_IDENTITY} {now} +0000", f"committer {_IDENTITY} {now} +0000", "", message]
@@ -323,63 +309,3 @@ class Ledger:
             first = json.dumps({"commit": head, "sha256": sha256(manifest)}).encode()
             replace_file(self.path / COPY, first + b"\n" + manifest)
             readable_like(self.path / COPY, self.path)
-
-    def _damage_named(self) -> _DamageNamed:
-        return _DamageNamed(self.path)
-
-
-class _DamageNamed:
-    """Turns what GitPython and gitdb raise on a damaged repository into LedgerDamaged."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if error is None or not isinstance(error, Exception) or isinstance(error, PatcherError):
-            return
-        if isinstance(error, PermissionError):
-            raise NotPermitted(
-                f"cannot use the ledger: {error.strerror}",
-                where=str(error.filename or self._path),
-                hint="run as its owner",
-            ) from error
-        # what GitPython (git.exc), gitdb (gitdb.exc) and zlib raise on damaged objects has no common base
-        library = type(error).__module__.partition(".")[0] in ("git", "gitdb", "zlib")
-        if library or isinstance(error, ValueError | LookupError | OSError):
-            raise LedgerDamaged(
-                "the ledger is damaged",
-                where=str(self._path),
-                found=f"{type(error).__name__}: {error}",
-                hint="sglang-patch repair",
-            ) from error
-
-
-def _put_tree(put: Callable[[bytes, bytes], bytes], files: Mapping[str, bytes]) -> bytes:
-    """Store files, by path, as nested trees; returns the tree's name."""
-    folders: dict[str, dict[str, bytes]] = {}
-    entries: list[tuple[bytes, bytes, bytes]] = []
-    for path, data in files.items():
-        first, _, rest = path.partition("/")
-        if rest:
-            folders.setdefault(first, {})[rest] = data
-        else:
-            entries.append((first.encode(), b"100644", put(b"blob", data)))
-    entries += [(name.encode(), b"40000", _put_tree(put, inside)) for name, inside in folders.items()]
-    # git sorts a directory as if its name ended in a slash
-    entries.sort(key=lambda entry: entry[0] + (b"/" if entry[1] == b"40000" else b""))
-    return put(b"tree", b"".join(mode + b" " + name + b"\0" + sha for name, mode, sha in entries))
-
-
-def _entry(commit: Commit) -> Entry:
-    message = commit.message if isinstance(commit.message, str) else commit.message.decode("utf-8", "replace")
-    lines = message.strip().splitlines()
-    trailers = []
-    for line in reversed(lines):
-        name, colon, value = line.partition(": ")
-        if not colon or " " in name:
-            break
-        trailers.append((name, value))
-    return Entry(commit.hexsha, commit.committed_date, lines[0] if lines else "", tuple(reversed(trailers)))

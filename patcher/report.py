@@ -12,7 +12,7 @@ from patcher.patch import Patch
 
 if TYPE_CHECKING:
     from patcher.launchers import LaunchPath
-    from patcher.ledger import Entry
+    from patcher.objects import Entry
     from patcher.plan import Step
     from patcher.rebinding import Rebinding
     from patcher.results import Check, Result, Status, Verification
