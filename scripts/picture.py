@@ -44,7 +44,7 @@ def _labels(versions: list[str]) -> Iterator[tuple[int, str]]:
     for column, version in enumerate(versions):
         first = version.rpartition(".")[0] != minor and ".post" not in version
         minor = version.rpartition(".")[0] if first else minor
-        if first or (version.count(".") == 2 and column - last >= 8):
+        if column - last >= (5 if first else 8) and version.count(".") == 2:
             last = column
             yield column, version
 
