@@ -180,7 +180,9 @@ def _requests(
     """One request a patch; a profile and parameters go to the one patch that can have them."""
     from patcher.plan import Request
 
-    names = meant(place, manifest, ids) or list(place.catalog)
+    plain = list(place.catalog)
+    instances = [one.id for one in manifest.applications if one.id not in plain and one.id in place.catalog]
+    names = meant(place, manifest, ids) or [*plain, *instances]
     if not profile and not overrides:
         return [Request(name, by_name=bool(ids)) for name in names]
     takes = [name for name in names if name in place.catalog and place.catalog[name].check_parameter]

@@ -111,6 +111,8 @@ def _instances(
     families = {one.id: one.family for one in place.catalog.everything() if one.family and one.id in ids}
     named = {name: [value for key, value in settings if key == family.parameter] for name, family in families.items()}
     parameters = {family.parameter for family in families.values()}
+    if any("" in values for values in named.values()):
+        raise UsageError("an empty name is no instance", hint="sglang-patch show eagle3-delegation   # lists the names")
     found = [[f"{one}:{value}" for value in named[one]] if named.get(one) else [one] for one in ids]
     return [one for some in found for one in some], {key: value for key, value in settings if key not in parameters}
 

@@ -76,8 +76,11 @@ def status(seen: Status) -> None:
     for one in seen.patches:
         _details(one)
     waiting = (State.NOT_APPLIED, State.LOST, State.OUTDATED)
-    if any(one.state in waiting for one in seen.patches):
-        console().print(typed("next    sglang-patch apply"), style="dim")
+    stuck = any(one.state in (State.PARTIAL, State.CONFLICT, State.DRIFTED) for one in seen.patches)
+    fitting = [one.id for one in seen.patches if one.state in waiting and not one.no_place]
+    if fitting:
+        names = f" {' '.join(fitting)}" if stuck else ""
+        console().print(typed(f"next    sglang-patch apply{names}"), style="dim")
     console().print(f"digest  {seen.digest}")
     console().print(f"ledger  {seen.ledger}{'' if seen.head else '  (nothing recorded yet)'}", style="dim")
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from patcher.source import scope_at, syntax
+from patcher.source import is_closed, scope_at, syntax
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class Hunk:
     `after` is never empty and unique in the file that the patch made: where the change alone is not, lines around it
     belong to both sides. At the end of a file without a final newline it begins with the newline that the line above it
     got. `line` (from 1) and `scope` (the dotted name of the class or function) are where it was put; `above` and
-    `below` are the nearest lines around it that are not empty.
+    `below` are the nearest lines around it that are not empty. `closed` says that what was inserted is whole
+    statements: a line that came to belong to them since cannot stay without them.
     """
 
     before: bytes
@@ -30,6 +31,7 @@ class Hunk:
     scope: str
     above: bytes = b""
     below: bytes = b""
+    closed: bool = False
 
     @property
     def ends_the_file(self) -> bool:
@@ -55,7 +57,8 @@ def between(old: bytes, new: bytes) -> tuple[Hunk, ...]:
         line = j1 + 1 + next((n for n, text in enumerate(after.splitlines()) if text.strip()), 0)
         above = next((text for text in reversed(b[:j1]) if text.strip()), b"").strip()
         below = next((text for text in b[j2:] if text.strip()), b"").strip()
-        hunks.append(Hunk(before, after, j1 + 1, scope_at(tree, line), above, below))
+        closed = not before and is_closed(tree, j1 + 1, j2)
+        hunks.append(Hunk(before, after, j1 + 1, scope_at(tree, line), above, below, closed))
     return tuple(hunks)
 
 
@@ -112,7 +115,7 @@ def find(data: bytes, hunk: Hunk) -> tuple[int, int] | None:
     """
     at = _the_one_in_scope(data, hunk, hunk.after, behind=hunk.ends_the_file)
     if at is not None:
-        return at, at + len(hunk.after)
+        return _if_closed(data, hunk, at, at + len(hunk.after))
     lines = hunk.after.splitlines(keepends=True)
     solid = [n for n, line in enumerate(lines) if line.strip()]
     if hunk.before or not solid:
@@ -120,7 +123,17 @@ def find(data: bytes, hunk: Hunk) -> tuple[int, int] | None:
     core = b"".join(lines[solid[0] : solid[-1] + 1])
     core = core.rstrip(b"\r\n") if hunk.ends_the_file else core
     at = _the_one_in_scope(data, hunk, core)
-    return None if at is None else _with_gaps(data, at, at + len(core), len(lines) - len(solid), hunk)
+    if at is None or _if_closed(data, hunk, at, at + len(core)) is None:
+        return None
+    return _with_gaps(data, at, at + len(core), len(lines) - len(solid), hunk)
+
+
+def _if_closed(data: bytes, hunk: Hunk, start: int, end: int) -> tuple[int, int] | None:
+    """The range, unless lines outside it have come to belong to its statements."""
+    tree = syntax(data) if hunk.closed else None
+    first = line_of(data, start)
+    last = first + len(data[start:end].splitlines()) - 1
+    return (start, end) if tree is None or is_closed(tree, first, last) else None
 
 
 def _the_one_in_scope(data: bytes, hunk: Hunk, text: bytes, *, behind: bool = False) -> int | None:

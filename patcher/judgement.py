@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from patcher.errors import UsageError
-from patcher.hunks import Hunk, in_its_place
+from patcher.hunks import Hunk, find, in_its_place
 from patcher.manifest import Application
 from patcher.patch import Finding, Params, Patch, State
 
@@ -17,7 +17,7 @@ class PatchStatus:
     `revision`, `profile` and `params` are what is applied, or for a patch that is not, what would be; `overrides` are
     the parameters that were chosen otherwise than the profile has them. `reason` is one sentence; `where` a path of the
     target with a line; `expected` and `found` the texts that differ. `files` are the patched files with the sha256
-    (hexadecimal) of their bytes now.
+    (hexadecimal) of their bytes now. `no_place` says of a lost patch that this SGLang has no place for it.
     """
 
     id: str
@@ -33,6 +33,7 @@ class PatchStatus:
     found: str | None = None
     hint: str | None = None
     files: tuple[tuple[str, str], ...] = ()
+    no_place: bool = False
 
 
 REPAIR = "sglang-patch repair"
@@ -40,6 +41,9 @@ REPAIR = "sglang-patch repair"
 
 def advice(patch: Patch, finding: Finding) -> str | None:
     """What to type about a patch that cannot be applied, where its transform does not say."""
+    family, _, instance = patch.id.partition(":")
+    if instance:
+        return f"sglang-patch show {family}   # lists the names that fit"
     if finding.state is State.CONFLICT:
         return f"sglang-patch show {patch.id}, and change the file there, or apply the other patches by name"
     if finding.state is State.ABSENT:
@@ -95,6 +99,10 @@ def first_difference(data: bytes, hunk: Hunk) -> tuple[int | None, str, str | No
         now = lines[first + n] if 0 <= first + n < len(lines) else b""
         if now != line:
             return first + n + 1, _shown(line), _shown(now)
+    if hunk.closed and find(data, replace(hunk, closed=False)) is not None:
+        beside = first if first and lines[first - 1].lstrip().startswith(b"@") else first + len(wanted) + 1
+        now = lines[beside - 1] if beside <= len(lines) else b""
+        return beside, "no line that belongs to the patched statements", _shown(now)
     return first + 1, f"once, in {hunk.scope or 'the module'}", "elsewhere, or more than once"
 
 

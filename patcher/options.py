@@ -14,7 +14,7 @@ import click
 def typed(text: str) -> str:
     """A hint with the target that this command was given, so that what is typed next means the same SGLang."""
     context = click.get_current_context(silent=True)
-    options = context.find_object(Options) if context else None
+    options = context.find_object(Options) if context else _given
     if options is None:
         return text
     given = [("--target", options.target), ("--python", options.python), ("--ledger", options.ledger)]
@@ -23,6 +23,8 @@ def typed(text: str) -> str:
     return _COMMAND.sub(lambda found: f"{found[0]} {words}", text) if words else text
 
 
+# The options of the command at hand, for what is said after click has forgotten them.
+_given: Options | None = None
 # A command that is suggested: not the program's name in a sentence.
 _COMMAND = re.compile(r"\bsglang-patch (?:apply|check|diff|log|repair|revert|show|status|try|verify)(?: [\w:.=-]+)*")
 
@@ -41,7 +43,8 @@ class Options:
 
 def _set(context: click.Context, parameter: click.Parameter, value: Any) -> None:
     """Keep a value that was given; the one nearer to the command's end wins, directories of patches add up."""
-    options = context.ensure_object(Options)
+    global _given
+    options = _given = context.ensure_object(Options)
     name = str(parameter.name)
     if name == "patches":
         options.patches.extend(value)

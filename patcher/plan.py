@@ -14,6 +14,7 @@ from patcher.hunks import take_out, take_out_found
 from patcher.judgement import REPAIR, PatchStatus
 from patcher.manifest import Application, Manifest, sha256
 from patcher.patch import Params, Patch, State
+from patcher.source import parses
 from patcher.survey import Survey
 
 
@@ -151,7 +152,7 @@ def _decide(survey: Survey, request: Request) -> tuple[Step, Wanted | None]:
             return Step(patch_id, Action.REFUSE, status, status.reason), None
         case State.OUTDATED:
             return Step(patch_id, Action.UPDATE, status, status.reason), wanted
-        case State.LOST if not request.by_name and status.hint and "revert" in status.hint:
+        case State.LOST if not request.by_name and status.no_place:
             return Step(patch_id, Action.FORGET, status, f"{status.reason}: its record stays in the history"), None
         case State.DRIFTED if status.found is not None:
             return Step(patch_id, Action.REFUSE, status, status.reason), None
@@ -202,8 +203,18 @@ def plan_revert(survey: Survey, ids: Sequence[str]) -> Plan:
     gone = {step.id for step in steps if step.action in (Action.REVERT, Action.FORGET)}
     if not gone:
         return plan
+    broken = next((path for path in texts if parses(survey.text(path) or b"") and not parses(texts[path])), None)
+    if broken is not None:
+        reason = "without it the file is not valid Python any more: something beside it depends on it"
+        steps = [_depended_on(step, broken, reason) if step.action is Action.REVERT else step for step in steps]
+        return replace(plan, steps=tuple(steps))
     applications = with_places((one for one in before.applications if one.id not in gone), texts)
     return replace(plan, after=manifest_of(survey, applications, texts), changes=_changes(survey, applications, texts))
+
+
+def _depended_on(step: Step, path: str, reason: str) -> Step:
+    hint = f"sglang-patch diff {step.id}, and take out by hand what depends on its lines"
+    return Step(step.id, Action.REFUSE, replace(step.status, where=path, reason=reason, hint=hint), reason)
 
 
 def _take_out(survey: Survey, patch_id: str, texts: Texts, ids: set[str]) -> Step:

@@ -19,7 +19,8 @@ def message(place: Workplace, plan: Plan) -> str:
 
     acted = [step for step in plan.steps if step.action not in (Action.KEEP, Action.SKIP)]
     version = place.target.version
-    named = [step.id for step in acted if step.action is not Action.FORGET] or [step.id for step in acted]
+    forgotten = [f"(forget {step.id})" for step in acted if step.action is Action.FORGET]
+    named = [step.id for step in acted if step.action is not Action.FORGET] + forgotten
     lines = [f"{plan.operation} {', '.join(named)} (SGLang {version or 'of unknown version'})", ""]
     source = plan.before if plan.operation == "revert" else plan.after
     for step in acted:

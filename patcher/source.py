@@ -144,6 +144,16 @@ def scope_at(tree: ast.Module | None, line: int) -> str:
         body = inner.body
 
 
+def is_closed(tree: ast.Module | None, first: int, last: int) -> bool:
+    """Whether lines (from 1, both included) hold whole statements, decorators and else-branches with them."""
+    for node in ast.walk(tree) if tree else ():
+        if isinstance(node, ast.stmt) and first <= node.lineno <= last:
+            start = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
+            if start < first or (node.end_lineno or 0) > last:
+                return False
+    return True
+
+
 def _definitions(body: list[ast.stmt]) -> list[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
     found: list[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef] = []
     pending: list[ast.AST] = list(body)

@@ -138,6 +138,7 @@ class Survey:
         reason, hint = str(reasons[0]), f"sglang-patch apply {known.id}"
         if isinstance(outcome, Finding) and outcome.state is State.ABSENT:
             reason, hint = f"{reason}; {outcome.reason}", f"sglang-patch revert {known.id}   # drops its record"
+            known = replace(known, no_place=True)
         return replace(known, state=State.LOST, where=broken[0], reason=reason, hint=hint)
 
     def _why_lost(self, record: FileRecord, application: Application) -> str | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from patcher.errors import NotPermitted, Surroundings, TargetNotFound, UsageError
+from patcher.errors import NotPermitted, PatcherError, Surroundings, TargetNotFound, UsageError
 
 PACKAGE = "sglang"
 LEDGER = ".sglang-patch"
@@ -190,6 +190,8 @@ def _package_at(path: Path) -> Path:
             for place in sorted(path.glob(f"{lib}/python*/site-packages/{PACKAGE}"))
             if _is_package(place)
         ]
+    except PatcherError:
+        raise
     except PermissionError as error:
         raise _closed(path) from error
     except (OSError, RuntimeError, ValueError) as error:

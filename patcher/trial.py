@@ -14,7 +14,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from patcher import api
@@ -43,11 +43,13 @@ class TriedPatch:
     status: PatchStatus
     verified: Verified | None
     moved: str | None = None
+    by_name: bool = False
 
     @property
     def fits(self) -> bool:
         """Whether the patch would be in place, with its effect, after an apply on this SGLang."""
-        if self.status.state in (State.CONFLICT, State.PARTIAL):
+        missing = self.status.state is State.ABSENT and self.by_name
+        if missing or self.status.state in (State.CONFLICT, State.PARTIAL):
             return False
         return self.verified is None or self.verified.passed
 
@@ -84,9 +86,9 @@ def try_on(
         api.meant(place, manifest, ids) or [name for name in recorded if name in place.catalog] or list(place.catalog)
     )
     requests = [
-        Request(name, recorded[name].profile, recorded[name].overrides, by_name=False)
+        Request(name, recorded[name].profile, recorded[name].overrides, by_name=bool(ids))
         if name in recorded
-        else Request(name, by_name=False)
+        else Request(name, by_name=bool(ids))
         for name in names
         if name in place.catalog
     ]
@@ -126,7 +128,8 @@ def run_trial(place: Workplace, requests: Sequence[Request], report: Report = la
     changed = [path for path, digest in _fingerprint(place.target).items() if before.get(path) != digest]
     if changed or len(before) != len(_fingerprint(place.target)):
         problems.append(f"not every byte came back: {', '.join(changed) or 'a file is missing'}")
-    tried = tuple(TriedPatch(status, verified.get(status.id)) for status in statuses)
+    named = {one.id for one in requests if one.by_name}
+    tried = tuple(TriedPatch(one, verified.get(one.id), by_name=one.id in named) for one in statuses)
     return Trial(place.target.version, tried, tuple(problems))
 
 
@@ -248,7 +251,7 @@ def _with_moves(one: TriedPatch, place: Workplace, manifest: Manifest, target: T
                 lineterm="",
             )
             parts.append("\n".join(lines) if new else f"{file.path}: {scope} is not there in {target.version}")
-    return TriedPatch(one.status, one.verified, "\n".join(parts))
+    return replace(one, moved="\n".join(parts))
 
 
 def _segment(data: bytes, scope: str) -> list[str]:

@@ -810,3 +810,33 @@ def test_a_file_that_is_no_python_is_named_with_the_line(
     assert snapshot(package) == untouched
     number = int(refused.document["error"]["where"].partition(":")[2])
     assert path.read_text().splitlines()[number - 1].strip() == line
+
+
+# Lines that came to belong to the patched statements cannot stay without them.
+
+DEPENDING = {
+    "a line in the block": (NCCL, LAST[NCCL], LAST[NCCL] + '        os.environ["OURS"] = "1"\n'),
+    "an else of the block": (NCCL, LAST[NCCL], LAST[NCCL] + "    else:\n        ours = 1\n"),
+    "a line in the last method": (EAGLE, LAST[EAGLE], LAST[EAGLE] + "        self.ours = 1\n"),
+    "a decorator of the first method": (EAGLE, FIRST[EAGLE], "    @torch.no_grad()\n" + FIRST[EAGLE]),
+}
+
+
+@pytest.mark.parametrize("name", DEPENDING)
+def test_a_line_that_depends_on_the_patched_lines_is_neither_lost_nor_moved(name: str, fixture_tree: Tree) -> None:
+    package = fixture_tree("classic")
+    patch_id, old, new = DEPENDING[name]
+    done(apply(place(package), [patch_id]))
+    path = package / FILE[patch_id]
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+    edited = path.read_bytes()
+
+    assert states(package)[patch_id] == "drifted"
+    refused = revert(place(package), [patch_id])
+    assert [step.id for step in refused.plan.refused] == [patch_id]
+    assert path.read_bytes() == edited
+
+    path.write_text(text)
+    done(revert(place(package), [patch_id]))

@@ -125,3 +125,22 @@ def test_a_bare_apply_leaves_the_family_alone(target: Target) -> None:
     apply(target)
 
     assert not [one.id for one in status(target).patches if one.id.startswith("eagle3-delegation")]
+
+
+def test_a_bare_apply_puts_a_lost_instance_back(target: Target) -> None:
+    apply(target, [KIMI_VL])
+    path = target.path / "srt/models/kimi_vl.py"
+    patched = path.read_bytes()
+    revert(target)
+    base = path.read_bytes()
+    apply(target, [KIMI_VL])
+    path.write_bytes(base)
+
+    assert status(target)[KIMI_VL].state is State.LOST
+    assert apply(target).done
+    assert path.read_bytes() == patched
+
+
+def test_an_empty_name_is_a_wrong_command_line(target: Target, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--target", str(target.path), "apply", "eagle3-delegation", "--set", "model="]) == 2
+    assert "an empty name" in capsys.readouterr().err

@@ -6,12 +6,14 @@ come; in `no_place` the comment `# here` marks the line that the refusal names, 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from patcher import State, Target, apply, revert, status
+from patcher.cli import main
 from patcher.sandbox import run_function
 from tests.releases import REPO
 
@@ -105,3 +107,24 @@ def test_the_function_in_two_modules_is_a_conflict_that_names_both(fixture_tree:
 
     assert seen.state is State.CONFLICT
     assert seen.found == "srt/one.py, srt/two.py"
+
+
+def test_a_configuration_file_that_the_defaults_would_override_is_named(
+    fixture_tree: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """CASES 9: NCCL's own files lose to the environment, so an administrator's choice would be overridden."""
+    package, conf = fixture_tree("classic"), tmp_path / "nccl.conf"
+    conf.write_text("# ours\nNCCL_PROTO=Simple\nNCCL_MIN_NCHANNELS=32\nNCCL_DEBUG=WARN\n")
+    monkeypatch.setenv("NCCL_CONF_FILE", str(conf))
+
+    assert main(["--target", str(package), "apply", "nccl-defaults", "--json"]) == 0
+
+    captured = capsys.readouterr()
+    overridden, unseen = json.loads(captured.out)["notices"]
+    assert f"{conf}:2 sets NCCL_PROTO=Simple, which the default LL would override" in overridden
+    assert "--set NCCL_PROTO=" in overridden
+    assert f"{conf}:3 sets NCCL_MIN_NCHANNELS" in unseen
+    assert overridden in captured.err

@@ -583,3 +583,18 @@ def test_a_tree_of_unknown_version_is_patched_and_called_so(tree: Path) -> None:
         assert done.returncode == 0
         assert "None" not in done.stdout + done.stderr, words
     assert contents(tree) == before
+
+
+def test_what_is_not_there_is_said_once(tmp_path: Path) -> None:
+    done = run("--target", tmp_path / "nowhere", "status", "--json")
+    error = json.loads(done.stdout)["error"]
+    assert error["message"] == "there is nothing at this path"
+    assert done.stderr.count("hint: ") == 1
+
+
+def test_a_hint_after_a_failure_names_the_target_too(tree: Path) -> None:
+    assert run("--target", tree, "apply").returncode == 0
+    (tree / ".sglang-patch" / "refs/heads/main").write_text("")
+    done = run("--target", tree, "status")
+    assert done.returncode == 4
+    assert f"sglang-patch repair --target {tree}" in done.stderr

@@ -107,3 +107,9 @@ def test_a_broken_wheel_exits_4(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
     assert main(["try", str(broken)]) == 4
     assert "cannot be unpacked" in capsys.readouterr().err
+
+
+def test_a_patch_asked_for_by_name_that_has_no_place_there_exits_3(capsys: pytest.CaptureFixture[str]) -> None:
+    document = tried(capsys, "try", str(wheel("0.4.4")), "kimi-k25-eagle3", code=3)
+
+    assert [one["fits"] for one in document["patches"]] == [False]  # type: ignore[attr-defined]
