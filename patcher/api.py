@@ -11,14 +11,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from patcher import unidiff
 from patcher.errors import LedgerDamaged, UsageError
 from patcher.manifest import Manifest
 from patcher.patch import NO_PARAMS, Params
 from patcher.record import diffs, message
-from patcher.results import Check, Result, Status, Verification, Workplace
+from patcher.results import Check, Report, Result, Status, Verification, Workplace, silent
 from patcher.survey import Survey
 from patcher.target import Target
 
@@ -28,11 +28,6 @@ if TYPE_CHECKING:
     from patcher.plan import Plan, Request
 
 T = TypeVar("T")
-Report: TypeAlias = Callable[[str], None]
-
-
-def _silent(text: str) -> None:
-    pass
 
 
 def _workplace(target: Target | Workplace) -> Workplace:
@@ -123,7 +118,7 @@ def verify(
     *,
     reach: bool = True,
     scan: bool = False,
-    report: Report = _silent,
+    report: Report = silent,
 ) -> Verification:
     """`check`, then the patched code is run in a sandbox and its effect compared with what each patch promises.
 

@@ -7,7 +7,6 @@ leaves such a file has no effect (PEP 552).
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import py_compile
 import re
@@ -93,8 +92,3 @@ def compile_again(source: Path, formerly: list[Compiled]) -> None:
                 str(source), str(one.path), doraise=True, optimize=level, invalidation_mode=one.mode, quiet=2
             )
             one.path.chmod(one.permissions)
-
-
-def cache_path(source: Path) -> Path:
-    """Where the running interpreter keeps the bytecode of a source file."""
-    return Path(importlib.util.cache_from_source(str(source)))

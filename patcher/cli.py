@@ -19,7 +19,7 @@ from patcher.completion import PatchId, ProfileName
 from patcher.errors import Interrupted, PatcherError, Surroundings, TargetNotFound, UsageError
 from patcher.options import Group, Options, typed
 from patcher.patch import State
-from patcher.results import LOCK_TIMEOUT, Check, Result, Workplace
+from patcher.results import LOCK_TIMEOUT, Check, Report, Result, Workplace, silent
 from patcher.target import Target
 
 NOT_IN_PLACE = 1
@@ -232,9 +232,7 @@ def verify(ids: Sequence[str], scan_environment: bool) -> int:
     from patcher import api
 
     as_json = _options().as_json
-    talk = sys.stderr.isatty() and not as_json
-    told = (lambda text: click.echo(text, err=True)) if talk else _silent
-    seen = api.verify(_workplace(), ids, scan=scan_environment, report=told)
+    seen = api.verify(_workplace(), ids, scan=scan_environment, report=_reporter())
     if as_json:
         _print_json(report.verification(seen))
     else:
@@ -245,8 +243,10 @@ def verify(ids: Sequence[str], scan_environment: bool) -> int:
     return 0 if seen.passed else NOT_IN_PLACE
 
 
-def _silent(text: str) -> None:
-    pass
+def _reporter() -> Report:
+    """Tells a person at a terminal what long work is at; programs are told nothing."""
+    talks = sys.stderr.isatty() and not _options().as_json
+    return (lambda text: click.echo(text, err=True)) if talks else silent
 
 
 @cli.command("list", epilog="\b\nExamples:\n  sglang-patch list\n  sglang-patch --patches ./patches list")
@@ -352,8 +352,7 @@ def try_(subject: str, ids: Sequence[str]) -> int:
         manifest = place.ledger.manifest()
     else:
         place, manifest = Workplace.of(Target(Path(os.devnull)), patches=options.patches), EMPTY
-    talk = sys.stderr.isatty() and not options.as_json
-    seen = try_on(subject, place, manifest, ids, report=(lambda text: click.echo(text, err=True)) if talk else _silent)
+    seen = try_on(subject, place, manifest, ids, report=_reporter())
     if options.as_json:
         _print_json(report.trial(seen))
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from patcher.launchers import LaunchPath, launch_paths
 from patcher.patch import Patch, State
 from patcher.probe import DelegationProbe, EnvironmentProbe, ProbeResult
 from patcher.rebinding import Rebinding, rebinders, rebound_in_tree
+from patcher.results import Report, silent
 from patcher.sandbox import Call, CallEffect, Case, FunctionEffect, run_delegation, run_function_cases
 from patcher.source import syntax
 from patcher.survey import Survey
@@ -24,8 +25,6 @@ from patcher.target import PACKAGE, Target
 _COMPARED = ("NCCL_", "CUDA_", "TORCH_")
 # A process needs these to start at all.
 _MINIMUM = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
-
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,7 @@ class Verified:
         return in_place and self.reason is None and not self.rebound and all(probe.passed for probe in self.probes)
 
 
-def verify_patch(
-    survey: Survey, status: PatchStatus, report: Report = lambda text: None, *, reach: bool = True
-) -> Verified:
+def verify_patch(survey: Survey, status: PatchStatus, report: Report = silent, *, reach: bool = True) -> Verified:
     """Run the probes of one patch that is in place, and with `reach` judge the ways of starting workers.
 
     `report` is told about each step. Raises Surroundings.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from patcher.catalog import Catalog, collect
 from patcher.judgement import PatchStatus
@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from patcher.rebinding import Rebinding
 
 
+# What is told about the steps of long work, one text a step.
+Report: TypeAlias = Callable[[str], None]
 LOCK_TIMEOUT = 60.0
+
+
+def silent(text: str) -> None:
+    """A report that tells nobody."""
 
 
 @dataclass(frozen=True)

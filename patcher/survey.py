@@ -93,11 +93,14 @@ class Survey:
     @cached_property
     def whole(self) -> frozenset[str]:
         """The recorded patches whose every hunk is in its file, unchanged and in its class or function."""
-        broken: set[str] = set()
-        for record in self.manifest.files:
-            if not self.as_recorded(record.path):
-                broken |= self._broken_in(record.path)
+        broken = set().union(*self._broken.values())
         return frozenset(one.id for one in self.manifest.applications if one.id not in broken)
+
+    @cached_property
+    def _broken(self) -> dict[str, set[str]]:
+        """The patches that are not whole, by file, for the files that are not as they were last written."""
+        paths = [record.path for record in self.manifest.files]
+        return {path: self._broken_in(path) for path in paths if not self.as_recorded(path)}
 
     def _broken_in(self, path: str) -> set[str]:
         """The patches that are not whole in one file: each is looked for with the later ones taken out."""
@@ -122,7 +125,7 @@ class Survey:
 
     def _gone(self, known: PatchStatus, application: Application, patch: Patch | None) -> PatchStatus:
         """The status of a recorded patch that is not whole: lost, drifted, or upstream by now."""
-        broken = [file.path for file in application.files if known.id in self._broken_in(file.path)]
+        broken = [file.path for file in application.files if known.id in self._broken.get(file.path, ())]
         reasons = [self._why_lost(record, application) for path in broken if (record := self.manifest.file(path))]
         traces = any(marked(self.text(path), known.id) is not None for path in broken)
         if traces or not all(reasons):

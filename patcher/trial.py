@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,12 +24,11 @@ from patcher.manifest import Manifest, sha256
 from patcher.patch import State
 from patcher.plan import Plan, Request, plan_apply
 from patcher.proof import Verified
-from patcher.results import Workplace
+from patcher.results import Report, Workplace, silent
 from patcher.source import parses, scope_at, syntax
 from patcher.survey import Survey
 from patcher.target import LEDGER, PACKAGE, Target
 
-Report = Callable[[str], None]
 _VERSION = re.compile(r"\d+(\.\d+)+[\w.+-]*")
 
 
@@ -74,7 +73,7 @@ def try_on(
     manifest: Manifest,
     ids: Sequence[str] = (),
     *,
-    report: Report = lambda text: None,
+    report: Report = silent,
 ) -> Trial:
     """Try the patches of `manifest`, or the named ones, or the whole catalog, on a copy of `subject`.
 
@@ -100,7 +99,7 @@ def try_on(
         return Trial(trial.version, moved, trial.problems)
 
 
-def run_trial(place: Workplace, requests: Sequence[Request], report: Report = lambda text: None) -> Trial:
+def run_trial(place: Workplace, requests: Sequence[Request], report: Report = silent) -> Trial:
     """Run all the steps on a target that nobody else uses; it ends as it began, but for its ledger."""
     before = _fingerprint(place.target)
     report("looking")
@@ -168,7 +167,7 @@ def _fingerprint(target: Target) -> dict[str, str]:
 
 
 @contextmanager
-def copy_of(subject: str, report: Report = lambda text: None) -> Iterator[Target]:
+def copy_of(subject: str, report: Report = silent) -> Iterator[Target]:
     """A copy of a release, a wheel or a tree, for as long as the context lasts."""
     with tempfile.TemporaryDirectory(prefix="sglang-patch-try-") as name:
         folder = Path(name)
